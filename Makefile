@@ -1,0 +1,28 @@
+# make book       the HTML, in _build/html
+# make test       every test: notebooks, package, tools, and the site in a browser
+# make chapters   after editing a chapter: its module, its outputs, the list of equations
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+READY = $(VENV)/requirements-installed
+
+.PHONY: book test chapters
+.DEFAULT_GOAL := book
+
+book: $(READY)
+	$(RUN) tools/build_book.py
+
+test: $(READY)
+	$(RUN) -m pytest
+
+chapters: $(READY)
+	$(RUN) tools/tangle.py
+	$(RUN) tools/execute.py
+	$(RUN) tools/equations.py
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("attnlib needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	@touch $@

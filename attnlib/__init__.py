@@ -1,0 +1,24 @@
+"""Attention, derived: the package that the book builds, chapter by chapter.
+
+Every definition stands in a chapter of the book, where it is derived and checked. The names
+below are sorted by chapter.
+"""
+
+from attnlib.base import BaseAttention, causal_mask, check_inputs
+from attnlib.causal_attention import CausalAttention
+from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask, masked_softmax
+from attnlib.self_attention import SelfAttention
+
+__all__ = [
+    # Chapter 1: scaled dot-product attention
+    "BaseAttention",
+    "ScaledDotProductAttention",
+    "apply_mask",
+    "causal_mask",
+    "check_inputs",
+    "masked_softmax",
+    # Chapter 2: self-attention
+    "SelfAttention",
+    # Chapter 3: causal attention
+    "CausalAttention",
+]

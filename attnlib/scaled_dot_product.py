@@ -1,0 +1,98 @@
+"""Scaled dot-product attention, and the masked softmax that it is made of.
+
+Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlib.base import BaseAttention, causal_mask, check_inputs, check_probability
+
+
+def masked_softmax(
+    scores: Float[Tensor, "*batch keys"],
+) -> Float[Tensor, "*batch keys"]:
+    """Softmax over the last dimension; a row in which every score is -inf becomes 0.
+
+    Args:
+        scores: any shape; -inf marks a key that must not be attended to.
+
+    Returns:
+        Weights of the same shape: each row sums to 1, or is 0 where nothing is allowed.
+        The gradient of such a row is 0, never NaN.
+
+    Source: eq-softmax, eq-softmax-shift (chapter 1).
+    """
+    nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)
+    return weights.masked_fill(nothing_allowed, 0.0)
+
+
+def apply_mask(
+    scores: Float[Tensor, "*batch queries keys"],
+    mask: Bool[Tensor, "..."] | Float[Tensor, "..."],
+) -> Float[Tensor, "*batch queries keys"]:
+    """Scores with a mask applied; the scores that came in are not changed.
+
+    Args:
+        scores: shape (..., N, M).
+        mask: broadcasts to the scores; boolean (True = may attend) or added to them.
+
+    Returns:
+        Masked scores of the same shape; a forbidden pair is -inf.
+
+    Source: eq-mask-boolean, eq-mask-additive (chapter 1).
+    """
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, -torch.inf)
+    return scores + mask
+
+
+class ScaledDotProductAttention(BaseAttention):
+    """Attention(Q, K, V) = softmax(QKᵀ/√d_k) V, with masks and dropout on the weights.
+
+    Args:
+        dropout: probability in [0, 1] of dropping a weight, in training mode only. The
+            returned weights are those before dropout: their rows sum to 1.
+        causal: let each query see only keys up to its own position, aligned bottom
+            right; composes with any mask.
+        scale: factor on the scores; `None` means 1/√d_k.
+
+    Raises:
+        ValueError: `dropout` lies outside [0, 1].
+
+    Source: eq-attention (chapter 1); Vaswani et al. (2017), eq. 1; documents 000, 001,
+    003 and 004.
+    """
+
+    def __init__(
+        self, dropout: float = 0.0, causal: bool = False, scale: float | None = None
+    ) -> None:
+        super().__init__()
+        self.dropout = check_probability("dropout", dropout)
+        self.causal = causal
+        self.scale = scale
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
+        """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.forward`."""
+        check_inputs(query, key, value, mask)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        scores = (scale * query) @ key.transpose(-2, -1)
+        if self.causal:
+            allowed = causal_mask(query.shape[-2], key.shape[-2], query.device)
+            scores = apply_mask(scores, allowed)
+        if mask is not None:
+            scores = apply_mask(scores, mask)
+        weights = masked_softmax(scores)
+        output = F.dropout(weights, self.dropout, self.training) @ value
+        return output, weights

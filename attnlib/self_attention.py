@@ -1,0 +1,89 @@
+"""Self-attention: queries, keys and values of one sequence, by three learned maps.
+
+Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnlib.base import BaseAttention
+from attnlib.scaled_dot_product import ScaledDotProductAttention
+
+
+def check_tokens(x: Tensor, weight: Tensor) -> None:
+    """Refuses tokens that a linear map can't take.
+
+    Args:
+        x: expected (..., tokens, d_in), floating point, dtype and device of weight.
+        weight: weight of an `nn.Linear`, shape (d_out, d_in).
+
+    Raises:
+        TypeError: not a floating-point tensor, or not of the dtype of weight (which
+            autocast would convert, so under autocast any floating dtype will do).
+        ValueError: fewer than 2 dimensions, not d_in features, or another device.
+
+    Source: the contract of chapter 1, applied in chapter 2.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x: expected a floating-point tensor, got {got}")
+    if x.dim() < 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x: expected shape (..., tokens, d_in = {weight.shape[1]}), "
+            f"got {tuple(x.shape)}"
+        )
+    if x.device != weight.device:
+        raise ValueError(
+            f"x: expected device {weight.device} of the weights, got {x.device}"
+        )
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"x: expected {weight.dtype} of the weights, got {x.dtype}")
+
+
+class SelfAttention(nn.Module):
+    """Every token attends to every token of its own sequence.
+
+    Args:
+        d_in: features of a token.
+        d_out: features of a query, a key, a value and a context vector.
+        dqv_bias: whether the three linear maps have a bias.
+
+    Attributes:
+        W_query, W_key, W_value: `nn.Linear(d_in, d_out)` layers, made in this order.
+
+    Source: eq-self-query to eq-self-context (chapter 2); document 002.
+    """
+
+    def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:
+        super().__init__()
+        self.W_query = nn.Linear(d_in, d_out, bias=dqv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=dqv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=dqv_bias)
+        self.attention: BaseAttention = ScaledDotProductAttention()
+
+    def forward(
+        self, x: Float[Tensor, "*batch tokens d_in"], return_weights: bool = False
+    ) -> (
+        Float[Tensor, "*batch tokens d_out"]
+        | tuple[Float[Tensor, "*batch tokens d_out"], Float[Tensor, "*batch tokens tokens"]]
+    ):
+        """Context vectors of the tokens.
+
+        Args:
+            x: tokens, shape (..., n, d_in), usually (batch_size, seq_length, d_in).
+            return_weights: whether to return the attention weights as well.
+
+        Returns:
+            Context vectors (..., n, d_out); with `return_weights` a pair of these and
+            the attention weights (..., n, n), whose rows sum to 1.
+
+        Raises:
+            TypeError: x is not floating point, or its dtype is not that of the weights.
+            ValueError: x has fewer than 2 dimensions, not d_in features, or another
+                device.
+        """
+        check_tokens(x, self.W_query.weight)
+        query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
+        context_vector, attn_weights = self.attention(query, key, value)
+        return (context_vector, attn_weights) if return_weights else context_vector

@@ -1,0 +1,212 @@
+"""The conformance suite: does a class keep the contract of `BaseAttention`?
+
+Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from attnlib.base import BaseAttention
+
+
+def random_inputs(
+    leading: tuple[int, ...] = (), queries: int = 4, keys: int = 6, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query (..., N, 8), key (..., M, 8) and value (..., M, 5) in float64.
+
+    Args:
+        leading: the leading dimensions.
+        queries: number of queries N.
+        keys: number of keys M.
+        seed: of the generator.
+
+    Source: the contract of chapter 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((*leading, queries, 8), (*leading, keys, 8), (*leading, keys, 5))
+    return tuple(
+        torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes
+    )
+
+
+def check_shapes(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Shapes and dtype of the output; inputs unchanged; strides irrelevant."""
+    inputs = random_inputs(leading)
+    copies = [x.clone() for x in inputs]
+    output, weights = attention(*inputs)
+    assert output.shape == (*leading, 4, 5), f"output has shape {tuple(output.shape)}"
+    assert output.dtype == inputs[0].dtype, f"output has dtype {output.dtype}"
+    if weights is not None:
+        assert weights.shape == (*leading, 4, 6), (
+            f"weights have shape {tuple(weights.shape)}"
+        )
+    unchanged = all(torch.equal(x, copy) for x, copy in zip(inputs, copies, strict=True))
+    assert unchanged, "forward wrote to its inputs"
+    strided = [x.mT.contiguous().mT for x in inputs]  # same numbers, other strides
+    assert_close(attention(*strided)[0], output, "the output depends on the strides")
+    assert_close(attention(*inputs)[0], output, "a second call gave another output")
+
+
+def assert_close(actual: Tensor, expected: Tensor, message: str) -> None:
+    """Equal to float64 round-off, or AssertionError with `message`."""
+    assert torch.allclose(actual, expected, rtol=1e-9, atol=1e-9), message
+
+
+def check_weights(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Weights are non-negative, sum to 1 and made the output, a mean of values."""
+    query, key, value = random_inputs(
+        leading, queries=5, keys=7
+    )  # causal: all see some key
+    output, weights = attention(query, key, value)
+    low, high = value.amin(dim=-2, keepdim=True), value.amax(dim=-2, keepdim=True)
+    inside = (output >= low - 1e-9) & (output <= high + 1e-9)
+    assert inside.all(), "the output leaves the range of the values"
+    if weights is not None:
+        assert (weights >= 0).all(), "a weight is negative"
+        sums = weights.sum(dim=-1)
+        assert_close(sums, torch.ones_like(sums), "the weights of a row do not sum to 1")
+        assert_close(weights @ value, output, "output is not weights @ value")
+
+
+def check_masks(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """True = may attend; adding 0 and -inf does the same; masks broadcast."""
+    query, key, value = random_inputs(leading)
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[:, 2] = False
+    output, weights = attention(query, key, value, mask)
+    other_key, other_value = key.clone(), value.clone()
+    other_key[..., 2, :] += 3.0
+    other_value[..., 2, :] -= 3.0
+    changed, _ = attention(query, other_key, other_value, mask)
+    assert_close(changed, output, "a key that the mask forbids changed the output")
+    if weights is not None:
+        assert (weights[..., 2] == 0).all(), "a forbidden key has a weight"
+    additive = torch.zeros(4, 6, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    same = attention(query, key, value, additive)[0]
+    assert_close(
+        same, output, "an additive mask of 0 and -inf differs from the boolean one"
+    )
+    same = attention(query, key, value, mask[:1])[0]
+    assert_close(same, output, "a mask of shape (1, keys) does not broadcast over queries")
+
+
+def check_empty_rows(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """A query that may attend to nothing gets output, weights and gradients 0."""
+    inputs = [x.requires_grad_() for x in random_inputs(leading)]
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[1] = False
+    additive = torch.zeros(4, 6, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+    for kind, blocked in (("boolean", mask), ("additive", additive)):
+        output, weights = attention(*inputs, blocked)
+        what = f"a query that may attend to nothing ({kind} mask)"
+        assert (output[..., 1, :] == 0).all(), f"{what}: the output is not 0"
+        if weights is not None:
+            assert (weights[..., 1, :] == 0).all(), f"{what}: the weights are not 0"
+        gradients = torch.autograd.grad(output.sum(), inputs)
+        assert all(g.isfinite().all() for g in gradients), (
+            f"{what}: a gradient is not finite"
+        )
+        assert (gradients[0][..., 1, :] == 0).all(), f"{what}: its gradient is not 0"
+    output, _ = attention(inputs[0], inputs[1][..., :0, :], inputs[2][..., :0, :])
+    assert (output == 0).all(), "with no keys at all the output is not 0"
+
+
+def check_causal(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """If `attention.causal`: no query sees past its position, aligned bottom right."""
+    for queries, keys in ((5, 5), (3, 6), (6, 3)) if attention.causal else ():
+        query, key, value = random_inputs(leading, queries, keys)
+        output, _ = attention(query, key, value)
+        for i in range(queries):
+            visible = max(0, i + 1 + keys - queries)  # keys that query i may see
+            future_key, future_value = key.clone(), value.clone()
+            future_key[..., visible:, :] += 3.0
+            future_value[..., visible:, :] -= 3.0
+            changed, _ = attention(query, future_key, future_value)
+            where = f"query {i} of {queries} with {keys} keys"
+            assert_close(changed[..., i, :], output[..., i, :], f"{where} sees the future")
+            if visible:
+                past_value = value.clone()
+                past_value[..., visible - 1, :] += 3.0
+                changed, _ = attention(query, key, past_value)
+                blind = torch.allclose(changed[..., i, :], output[..., i, :])
+                assert not blind, f"{where} does not see its own position: not bottom right"
+            else:
+                assert (output[..., i, :] == 0).all(), f"{where} sees nothing but is not 0"
+
+
+def check_numbers(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Finite for large scores and in low precision; gradients as they should be."""
+    query, key, value = random_inputs(leading)
+    output, _ = attention(1e3 * query, 10 * key, value)
+    assert output.isfinite().all(), "large scores overflow"
+    inputs = [x.requires_grad_() for x in random_inputs(leading, queries=2, keys=3)]
+    right = torch.autograd.gradcheck(
+        lambda q, k, v: attention(q, k, v)[0], inputs, raise_exception=False
+    )
+    assert right, "the gradient differs from finite differences"
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        low = [x.to(dtype) for x in (query, key, value)]
+        output, _ = attention.to(dtype)(*low)
+        assert output.dtype == dtype, f"{dtype} in, {output.dtype} out"
+        assert output.isfinite().all(), f"not finite in {dtype}"
+    attention.double()
+
+
+def check_refusals(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Bad input raises an error whose message begins with the argument's name."""
+    query, key, value = random_inputs(leading)
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    cases = [
+        (TypeError, "query", (query.long(), key, value)),
+        (TypeError, "key", (query, key.float(), value)),
+        (TypeError, "value", (query, key, value.float())),
+        (ValueError, "query", (query.flatten()[:8], key, value)),
+        (ValueError, "key", (query, key[..., :7], value)),
+        (ValueError, "key", (query, key[None], value)),
+        (ValueError, "value", (query, key, value[..., :5, :])),
+        (TypeError, "mask", (query, key, value, mask.long())),
+        (ValueError, "mask", (query, key, value, mask[:, :5])),
+    ]
+    for expected, name, arguments in cases:
+        try:
+            attention(*arguments)
+        except expected as error:
+            message = str(error)
+            assert message.startswith(name), f"the error does not name {name}: {message}"
+        else:
+            raise AssertionError(f"a bad {name} was accepted; expected {expected.__name__}")
+
+
+def check_attention(
+    factory: Callable[[], BaseAttention],
+    leading: Iterable[tuple[int, ...]] = ((), (3,), (2, 2)),
+) -> None:
+    """Puts an attention through the whole contract of `BaseAttention`.
+
+    Args:
+        factory: called without arguments, makes the attention to test: a class, or
+            `lambda: MyAttention(...)`.
+        leading: the leading dimensions to try; an attention made for 4 heads, say, is
+            tested with `leading=[(2, 4)]`.
+
+    Raises:
+        AssertionError: names the clause that is broken.
+
+    Source: the contract of chapter 1.
+    """
+    clauses = (
+        check_shapes,
+        check_weights,
+        check_masks,
+        check_empty_rows,
+        check_causal,
+        check_numbers,
+        check_refusals,
+    )
+    attention = factory()
+    assert isinstance(attention, BaseAttention), "the factory does not make a BaseAttention"
+    for dimensions in leading:
+        for clause in clauses:
+            clause(factory().double().eval(), dimensions)

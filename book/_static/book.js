@@ -1,0 +1,116 @@
+// Theme, contents on a phone, and the section being read. No library.
+"use strict";
+
+const root = document.documentElement;
+
+// Search results on disk: a page opened as a file may not fetch another.
+if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined")
+  DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+// Follow the system until the reader chooses.
+const storedTheme = () => {
+  try { return localStorage.getItem("theme"); } catch (error) { return null; }
+};
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+  if (!storedTheme()) root.dataset.theme = event.matches ? "dark" : "light";
+});
+
+// Open the <details> that hide the target of a link.
+const reveal = () => {
+  const id = decodeURIComponent(location.hash.slice(1));
+  const target = id && document.getElementById(id);
+  if (!target) return;
+  let hidden = false;
+  for (let box = target.closest("details") ?? target.querySelector(":scope > details");
+       box; box = box.parentElement.closest("details")) {
+    hidden ||= !box.open;
+    box.open = true;
+  }
+  if (hidden) target.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+
+// A formula in a line of text that is wider than the line scrolls inside itself.
+const fitFormulas = () => {
+  for (const formula of document.querySelectorAll("mjx-container:not([display])")) {
+    formula.classList.remove("too-wide");
+    const line = formula.closest("p, li, td, th, dd, dt, h1, h2, h3, h4, summary, figcaption");
+    const room = (line ?? document.body).getBoundingClientRect().right + 1;
+    if (formula.getBoundingClientRect().right > room) formula.classList.add("too-wide");
+  }
+};
+addEventListener("load", () => {
+  window.MathJax?.startup?.promise?.then(() => {
+    fitFormulas();
+    addEventListener("resize", () => requestAnimationFrame(fitFormulas));
+  });
+});
+
+document.addEventListener("DOMContentLoaded", () => {
+  const $ = (selector) => document.querySelector(selector);
+  reveal();
+
+  // Keep a formula on the line of the comma that follows it.
+  for (const formula of document.querySelectorAll("article span.math")) {
+    const after = formula.nextSibling;
+    const mark = after?.nodeType === Node.TEXT_NODE && after.data.match(/^[^\s(–—-]+/);
+    if (!mark || mark[0].length > 3) continue;
+    after.splitText(mark[0].length);
+    const pair = document.createElement("span");
+    pair.className = "nobreak";
+    formula.replaceWith(pair);
+    pair.append(formula, after);
+  }
+
+  $(".theme-button").addEventListener("click", () => {
+    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+    try { localStorage.setItem("theme", root.dataset.theme); } catch (error) {}
+  });
+
+  const menu = $(".menu-button");
+  const showMenu = (open) => {
+    root.classList.toggle("menu-open", open);
+    menu.setAttribute("aria-expanded", String(open));
+    if (open) ($(".contents a.current") ?? $(".contents a")).focus();
+  };
+  menu.addEventListener("click", () => showMenu(!root.classList.contains("menu-open")));
+  $(".backdrop").addEventListener("click", () => showMenu(false));
+  $(".contents").addEventListener("click", (event) => {
+    if (event.target.closest("a")) showMenu(false);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && root.classList.contains("menu-open")) {
+      showMenu(false);
+      menu.focus();
+    }
+    if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      $("input[name=q]").focus();
+    }
+  });
+
+  // Keep the current chapter in view of the contents.
+  const current = $(".contents a.current");
+  const contents = $(".contents");
+  if (current && current.offsetTop > contents.clientHeight * 0.8)
+    contents.scrollTop = current.offsetTop - contents.clientHeight / 2;
+
+  // Mark the section being read.
+  const links = new Map(
+    [...document.querySelectorAll(".page-toc a[href^='#']")].map((a) => [a.hash.slice(1), a])
+  );
+  const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
+  if (!sections.length) return;
+  let scheduled = false;
+  const mark = () => {
+    scheduled = false;
+    const passed = sections.filter((section) => section.getBoundingClientRect().top < 140);
+    const here = links.get((passed.at(-1) ?? sections[0]).id);
+    links.forEach((a) => a.classList.toggle("here", a === here));
+  };
+  addEventListener("scroll", () => {
+    if (!scheduled) requestAnimationFrame(mark);
+    scheduled = true;
+  }, { passive: true });
+  mark();
+});

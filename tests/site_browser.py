@@ -1,0 +1,52 @@
+"""Chromium and a local server for the tests of the site."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def find_chromium() -> str | None:
+    """The browser to use: $CHROMIUM, or the first one found."""
+    if os.environ.get("CHROMIUM"):
+        return os.environ["CHROMIUM"]
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # keeps connections: many small files
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serve a folder on a free port of this machine; gives the address."""
+    handler = partial(_QuietHandler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

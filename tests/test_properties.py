@@ -1,0 +1,177 @@
+"""Properties of attention over random shapes, masks, dtypes and scales."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from attnlib import (
+    CausalAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+    causal_mask,
+)
+
+LEADING = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+TOKENS = st.integers(0, 6)
+MASKS = st.sampled_from(["none", "boolean", "additive", "some rows empty", "all empty"])
+
+
+def draw(leading, queries, keys, d_k, d_v, seed, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((*leading, queries, d_k), (*leading, keys, d_k), (*leading, keys, d_v))
+    return [
+        torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes
+    ]
+
+
+def make_mask(kind, leading, queries, keys, seed, dtype=torch.float64):
+    """A mask that broadcasts over the last leading dimension, if there is one."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    shape = (*leading[:-1], 1, queries, keys) if leading else (queries, keys)
+    if kind == "none":
+        return None
+    if kind == "additive":
+        return torch.randn(shape, generator=generator).to(dtype)
+    mask = torch.rand(shape, generator=generator) < 0.6
+    if kind == "boolean":
+        mask[..., :1] = True
+    if kind == "some rows empty":
+        mask[..., : queries // 2 + 1, :] = False
+    return torch.zeros_like(mask) if kind == "all empty" else mask
+
+
+@given(
+    LEADING, TOKENS, TOKENS, st.integers(1, 9), st.integers(0, 9), MASKS, st.booleans(),
+    st.integers(0, 99),
+)  # fmt: skip
+@example((), 0, 0, 1, 1, "none", True, 0)
+@example((2, 2), 6, 2, 8, 8, "none", True, 0)  # causal with fewer keys: empty rows
+def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed):
+    query, key, value = inputs = draw(leading, queries, keys, d_k, d_v, seed)
+    mask = make_mask(kind, leading, queries, keys, seed)
+    output, weights = ScaledDotProductAttention(causal=causal)(query, key, value, mask)
+
+    allowed = torch.ones(*leading, queries, keys, dtype=torch.bool)
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = allowed & mask
+    if causal:
+        allowed = allowed & causal_mask(queries, keys)
+    some = allowed.any(dim=-1)
+
+    assert not output.isnan().any() and not weights.isnan().any()
+    assert (weights >= 0).all() and (weights[~allowed] == 0).all()
+    torch.testing.assert_close(weights.sum(dim=-1), some.double())
+    assert (output[~some] == 0).all()
+    if keys and d_v:
+        spread = value[..., None, :, :].expand(*leading, queries, keys, d_v)
+        low = spread.masked_fill(~allowed[..., None], torch.inf).amin(dim=-2)
+        high = spread.masked_fill(~allowed[..., None], -torch.inf).amax(dim=-2)
+        inside = (output >= low - 1e-12) & (output <= high + 1e-12)
+        assert inside[some].all(), "outside the convex hull of the allowed values"
+
+    bias = mask if kind == "additive" else torch.zeros((), dtype=torch.float64)
+    bias = (bias + torch.zeros(allowed.shape, dtype=torch.float64)).masked_fill(
+        ~allowed, -torch.inf
+    )
+    expected = F.scaled_dot_product_attention(*inputs, attn_mask=bias)
+    torch.testing.assert_close(output[some], expected[some], rtol=0, atol=1e-12)
+
+
+@given(LEADING, st.integers(1, 6), st.integers(1, 6), MASKS, st.integers(0, 99))
+def test_gradients_are_finite_and_zero_where_nothing_is_allowed(
+    leading, queries, keys, kind, seed
+):
+    inputs = [x.requires_grad_() for x in draw(leading, queries, keys, 4, 3, seed)]
+    mask = make_mask(kind, leading, queries, keys, seed)
+    output, _ = ScaledDotProductAttention()(*inputs, mask)
+    gradients = torch.autograd.grad(output.square().sum(), inputs)
+    assert all(g.isfinite().all() for g in gradients)
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = mask.expand(*leading, queries, keys)
+        assert (gradients[0][~allowed.any(dim=-1)] == 0).all()  # queries that saw nothing
+        assert (gradients[1][~allowed.any(dim=-2)] == 0).all()  # keys that nobody saw
+        assert (gradients[2][~allowed.any(dim=-2)] == 0).all()
+
+
+@given(
+    LEADING, st.integers(1, 5), st.integers(1, 6), MASKS, st.floats(0, 1e4),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), st.integers(0, 99),
+)  # fmt: skip
+@example((), 5, 6, "none", 1e4, torch.float16, 0)
+@example((), 5, 6, "some rows empty", 1e4, torch.float32, 0)
+def test_large_scores_in_low_precision(leading, queries, keys, kind, size, dtype, seed):
+    """Scores up to `size`: finite, rows sum to 1 or 0, and near the float64 result."""
+    query, key, value = draw(leading, queries, keys, 4, 3, seed)
+    scores = (query @ key.mT / 2).abs()
+    factor = math.sqrt(size / scores.max())
+    query, key, value = (
+        (factor * query).to(dtype),
+        (factor * key).to(dtype),
+        value.to(dtype),
+    )
+    mask = make_mask(kind, leading, queries, keys, seed, dtype)
+    output, weights = ScaledDotProductAttention()(query, key, value, mask)
+    assert output.dtype == weights.dtype == dtype
+    assert output.isfinite().all() and weights.isfinite().all()
+    sums = weights.double().sum(dim=-1)
+    eps = torch.finfo(dtype).eps
+    assert (((sums - 1).abs() < 4 * eps) | (sums == 0)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_low_precision_is_near_float64(dtype):
+    query, key, value = draw((2, 3), 16, 24, 32, 8, seed=0, dtype=dtype)
+    exact, _ = ScaledDotProductAttention()(query.double(), key.double(), value.double())
+    output, _ = ScaledDotProductAttention()(query, key, value)
+    assert (output - exact).abs().max() < 8 * torch.finfo(dtype).eps
+
+
+@given(st.integers(2, 6), st.integers(1, 6), st.integers(0, 99))
+def test_strides_do_not_matter_and_inputs_are_not_written_to(queries, keys, seed):
+    inputs = draw((2,), queries, keys, 4, 3, seed)
+    strided = [x.mT.contiguous().mT for x in inputs]
+    assert keys == 1 or not strided[1].is_contiguous()
+    mask = torch.rand(queries, 2 * keys)[:, ::2] < 0.7
+    copies = [x.clone() for x in (*strided, mask)]
+    output = ScaledDotProductAttention()(*strided, mask)[0]
+    torch.testing.assert_close(output, ScaledDotProductAttention()(*inputs, mask)[0])
+    assert all(torch.equal(a, b) for a, b in zip((*strided, mask), copies, strict=True))
+
+
+@given(LEADING, st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
+def test_one_key_and_one_token(leading, queries, d_v, seed):
+    query, key, value = draw(leading, queries, 1, 4, d_v, seed)
+    output, weights = ScaledDotProductAttention()(query, key, value)
+    assert torch.equal(weights, torch.ones_like(weights))
+    assert torch.equal(output, value.expand_as(output))
+
+
+@given(LEADING, st.integers(0, 6), st.booleans(), st.integers(0, 99))
+def test_self_attention_shapes(leading, tokens, bias, seed):
+    """The shapes of document 002, with any leading dimensions."""
+    torch.manual_seed(seed)
+    x = torch.randn(*leading, tokens, 5)
+    for cls in (SelfAttention, CausalAttention):
+        layer = cls(d_in=5, d_out=3, dqv_bias=bias)
+        context_vector, attn_weights = layer(x, return_weights=True)
+        assert context_vector.shape == (*leading, tokens, 3)
+        assert attn_weights.shape == (*leading, tokens, tokens)
+        assert torch.equal(layer(x), context_vector)
+        assert (layer.W_query.bias is not None) == bias
+
+
+@given(st.integers(1, 8), st.integers(0, 99), st.data())
+def test_no_future_token_reaches_causal_attention(tokens, seed, data):
+    position = data.draw(st.integers(0, tokens - 1))
+    torch.manual_seed(seed)
+    layer, x = (
+        CausalAttention(4, 4).double(),
+        torch.randn(tokens, 4, dtype=torch.float64),
+    )
+    other = x.clone()
+    other[position:] = torch.randn(tokens - position, 4, dtype=torch.float64)
+    assert torch.equal(layer(other)[:position], layer(x)[:position])

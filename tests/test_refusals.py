@@ -1,0 +1,167 @@
+"""Bad input is refused: each message names argument, what was expected, what came."""
+
+import pytest
+import torch
+
+from attnlib import CausalAttention, ScaledDotProductAttention, SelfAttention
+
+pytestmark = pytest.mark.usefixtures("as_shipped")
+
+Q, K, V = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 5)
+MASK = torch.ones(4, 6, dtype=torch.bool)
+
+ATTENTION = {
+    "query of rank 1": (
+        (Q[0, 0, 0], K, V),
+        ValueError,
+        "query: expected at least 2 dimensions (tokens, features), got shape (8,)",
+    ),
+    "integer query": (
+        (Q.long(), K, V),
+        TypeError,
+        "query: expected a floating-point tensor, got torch.int64",
+    ),
+    "a list for a key": (
+        (Q, [[1.0]], V),
+        TypeError,
+        "key: expected a floating-point tensor, got list",
+    ),
+    "mixed dtypes": (
+        (Q, K, V.double()),
+        TypeError,
+        "value: expected torch.float32 as query, got torch.float64",
+    ),
+    "mixed devices": (
+        (Q, K.to("meta"), V),
+        ValueError,
+        "key: expected device cpu as query, got meta",
+    ),
+    "another batch": (
+        (Q, K[:1], V),
+        ValueError,
+        "key: expected leading dimensions (2, 3) as query, got shape (1, 3, 6, 8)",
+    ),
+    "another rank": (
+        (Q, K, V[0]),
+        ValueError,
+        "value: expected leading dimensions (2, 3) as query, got shape (3, 6, 5)",
+    ),
+    "mismatched d_k": (
+        (Q, K[..., :7], V),
+        ValueError,
+        "key: expected d_k = 8 features as query, got shape (2, 3, 6, 7)",
+    ),
+    "no features": (
+        (Q[..., :0], K[..., :0], V),
+        ValueError,
+        "key: expected d_k ≥ 1, got shape (2, 3, 6, 0)",
+    ),
+    "mismatched lengths": (
+        (Q, K, V[..., :5, :]),
+        ValueError,
+        "value: expected 6 tokens as key, got shape (2, 3, 5, 5)",
+    ),
+    "integer mask": (
+        (Q, K, V, MASK.long()),
+        TypeError,
+        "mask: expected a boolean tensor (True = may attend) or a "
+        "torch.float32 tensor that is added to the scores, got torch.int64",
+    ),
+    "mask of another float": (
+        (Q, K, V, MASK.double()),
+        TypeError,
+        "mask: expected a boolean tensor (True = may attend) or a "
+        "torch.float32 tensor that is added to the scores, got torch.float64",
+    ),
+    "a list for a mask": (
+        (Q, K, V, [[True]]),
+        TypeError,
+        "mask: expected a boolean tensor (True = may attend) or a "
+        "torch.float32 tensor that is added to the scores, got list",
+    ),
+    "mask of a wrong length": (
+        (Q, K, V, MASK[:, :5]),
+        ValueError,
+        "mask: expected a shape that broadcasts to that of the scores, (2, 3, 4, 6), "
+        "got (4, 5)",
+    ),
+    "mask that would add a dimension": (
+        (Q, K, V, MASK.expand(1, 2, 3, 4, 6)),
+        ValueError,
+        "mask: expected a shape that broadcasts to that of the scores, (2, 3, 4, 6), "
+        "got (1, 2, 3, 4, 6)",
+    ),
+    "mask on another device": (
+        (Q, K, V, MASK.to("meta")),
+        ValueError,
+        "mask: expected device cpu as query, got meta",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"), ATTENTION.values(), ids=ATTENTION
+)
+def test_attention_refuses(arguments, error, message):
+    with pytest.raises(error) as caught:
+        ScaledDotProductAttention()(*arguments)
+    assert str(caught.value) == message
+
+
+TOKENS = {
+    "wrong number of features": (
+        torch.randn(2, 7, 4),
+        ValueError,
+        "x: expected shape (..., tokens, d_in = 5), got (2, 7, 4)",
+    ),
+    "rank 1": (
+        torch.randn(5),
+        ValueError,
+        "x: expected shape (..., tokens, d_in = 5), got (5,)",
+    ),
+    "integers": (
+        torch.ones(7, 5, dtype=torch.long),
+        TypeError,
+        "x: expected a floating-point tensor, got torch.int64",
+    ),
+    "a list": ([[1.0] * 5], TypeError, "x: expected a floating-point tensor, got list"),
+    "another dtype": (
+        torch.randn(7, 5).double(),
+        TypeError,
+        "x: expected torch.float32 of the weights, got torch.float64",
+    ),
+    "another device": (
+        torch.randn(7, 5, device="meta"),
+        ValueError,
+        "x: expected device cpu of the weights, got meta",
+    ),
+}
+
+
+@pytest.mark.parametrize("cls", [SelfAttention, CausalAttention])
+@pytest.mark.parametrize(("x", "error", "message"), TOKENS.values(), ids=TOKENS)
+def test_self_attention_refuses(cls, x, error, message):
+    with pytest.raises(error) as caught:
+        cls(5, 3)(x)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda dropout: ScaledDotProductAttention(dropout=dropout),
+        lambda dropout: CausalAttention(5, 3, dropout=dropout),
+    ],
+)
+def test_dropout_must_be_a_probability(make, dropout):
+    with pytest.raises(ValueError) as caught:
+        make(dropout)
+    expected = f"dropout: expected a probability between 0 and 1, got {dropout}"
+    assert str(caught.value) == expected
+
+
+def test_autocast_may_mix_dtypes():
+    layer, x = SelfAttention(5, 3), torch.randn(7, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(layer(x.bfloat16()).float(), layer(x).float(), atol=0.02)

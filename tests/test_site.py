@@ -1,0 +1,346 @@
+"""The built site: read as files, and seen by a real browser.
+
+Every page is opened twice, once from a server and once as a file on disk, each time at
+two widths, in light and in dark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from site_browser import ARGUMENTS, find_chromium, serve
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = ROOT / "_build" / "html"
+WIDTHS = (1440, 360)
+ORIGINS = ("served", "file")
+MAX_PAGE_BYTES = 500_000  # without MathJax
+CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)\s*\n")
+
+
+def pages_of_toc() -> list[str]:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    files = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
+    return [toc["root"], *files]
+
+
+PAGES = pages_of_toc()
+CHAPTERS = [page for page in PAGES if re.match(r"\d\d_", page)]
+
+
+def code_cells(chapter: str) -> list[tuple[str, str, list[str]]]:
+    """(id, source, tags) of every code cell of a chapter."""
+    notebook = json.loads((ROOT / "book" / f"{chapter}.ipynb").read_text("utf-8"))
+    return [
+        (cell["id"], "".join(cell["source"]), cell["metadata"].get("tags", []))
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    ]
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site, built with warnings as errors."""
+    build = subprocess.run(
+        [sys.executable, "tools/build_book.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    if build.returncode:
+        output = f"{build.stdout}\n{build.stderr}"
+        pytest.fail(f"the book does not build\n{output}", pytrace=False)
+    return SITE
+
+
+@pytest.fixture(scope="module")
+def soups(site: Path) -> dict[str, BeautifulSoup]:
+    """Every page, parsed."""
+    return {
+        name: BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
+        for name in [*PAGES, "search", "index"]
+    }
+
+
+# ── read as files ────────────────────────────────────────────────────────────────────
+
+
+def test_every_internal_link_resolves(site: Path, soups: dict[str, BeautifulSoup]) -> None:
+    anchors = {
+        name: {tag["id"] for tag in soup.find_all(id=True)} for name, soup in soups.items()
+    }
+    broken = []
+    for name, soup in soups.items():
+        attributes = {"a": "href", "link": "href", "img": "src", "script": "src"}
+        for tag in soup.find_all(list(attributes)):
+            url = urlsplit(tag.get(attributes[tag.name]) or "#")
+            if url.scheme in {"http", "https", "mailto", "data"}:
+                continue
+            path, anchor = unquote(url.path), unquote(url.fragment)
+            target = Path(path).stem if path else name
+            if path and not (site / path).is_file():
+                broken.append(f"{name}: no file {path}")
+            elif anchor and target in anchors and anchor not in anchors[target]:
+                broken.append(f"{name}: no place #{anchor} in {target}")
+    assert not broken, "\n".join(broken)
+
+
+def test_every_image_says_what_it_shows(soups: dict[str, BeautifulSoup]) -> None:
+    images = [(name, img) for name, soup in soups.items() for img in soup.find_all("img")]
+    assert images
+    silent = [
+        f"{name}: {img.get('src')}"
+        for name, img in images
+        # without an alternative text Sphinx writes the file's name there
+        if not img.get("alt", "").strip() or re.search(r"\.(png|svg)$", img["alt"])
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_ids_are_unique(soups: dict[str, BeautifulSoup]) -> None:
+    for name, soup in soups.items():
+        ids = [tag["id"] for tag in soup.find_all(id=True)]
+        assert len(ids) == len(set(ids)), (name, {i for i in ids if ids.count(i) > 1})
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_package_cells_carry_their_file_name(
+    chapter: str, soups: dict[str, BeautifulSoup]
+) -> None:
+    expected = []
+    for cell_id, source, _ in code_cells(chapter):
+        if match := CAPTION.match(source):
+            label = f"cell-{chapter[:2]}-{cell_id}"
+            expected.append((label, match[1], source[match.end() :].strip()))
+    assert expected
+    shown = [
+        (
+            listing["id"],
+            listing.select_one(".package-caption").get_text(),
+            listing.select_one("pre").get_text().strip(),
+        )
+        for listing in soups[chapter].select(".package-listing")
+    ]
+    assert shown == expected
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_every_cell_can_be_linked_to(chapter: str, soups: dict[str, BeautifulSoup]) -> None:
+    ids = {tag["id"] for tag in soups[chapter].select(".cell[id]")}
+    expected = {
+        f"cell-{chapter[:2]}-{cell_id}"
+        for cell_id, _, tags in code_cells(chapter)
+        if "remove-cell" not in tags
+    }
+    assert ids == expected
+
+
+def test_neighbours(soups: dict[str, BeautifulSoup]) -> None:
+    """Previous and next follow the table of contents, and none leads nowhere."""
+    for i, page in enumerate(PAGES):
+        links = {
+            name: soups[page].select_one(f".prev-next .{name}") for name in ("prev", "next")
+        }
+        expected = {"prev": PAGES[i - 1] if i else None, "next": None}
+        if i + 1 < len(PAGES):
+            expected["next"] = PAGES[i + 1]
+        for name, target in expected.items():
+            href = links[name]["href"] if links[name] else None
+            assert href == (f"{target}.html" if target else None), (page, name)
+
+
+# ── seen by a browser ────────────────────────────────────────────────────────────────
+
+# What one look at a page finds wrong, whatever the width and the theme.
+LOOK = r"""() => {
+  const problems = [];
+  const cut = (text) => text.trim().replace(/\s+/g, " ").slice(0, 80);
+  for (const math of document.querySelectorAll(".math"))
+    if (!math.querySelector("mjx-container svg"))
+      problems.push("not rendered: " + cut(math.textContent));
+  for (const error of document.querySelectorAll("[data-mml-node=merror], mjx-merror"))
+    problems.push("math error: " + cut(error.closest(".math")?.textContent ?? ""));
+  const prose = document.querySelector("article").cloneNode(true);
+  for (const other of prose.querySelectorAll("pre, code, script, style, .math, .sig"))
+    other.remove();
+  const dollars = prose.textContent.match(/\$[^$\s][^$]*\$|\\\(|\\\[/);
+  if (dollars) problems.push("math left as text: " + cut(dollars[0]));
+  for (const image of document.images)
+    if (!image.complete || !image.naturalWidth) problems.push("no picture: " + image.src);
+  const wide = document.documentElement.scrollWidth;
+  if (wide > innerWidth) {
+    const out = [...document.querySelectorAll("article *")].filter(
+      (e) => e.getBoundingClientRect().right > innerWidth + 1);
+    const names = out.slice(0, 3).map((e) => `${e.tagName}.${e.className}`);
+    problems.push(`the page is ${wide} pixels wide: ${names}`);
+  }
+  const fields = [...document.querySelectorAll("input[name=q]")];
+  if (fields.length !== 1) problems.push(fields.length + " search fields");
+  if (document.querySelectorAll("h1").length !== 1) problems.push("not one h1");
+  const bright = (color) => {
+    const [r, g, b] = color.match(/[\d.]+/g).map(Number);
+    return (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255;
+  };
+  const style = getComputedStyle(document.body);
+  const paper = bright(style.backgroundColor), ink = bright(style.color);
+  const dark = document.documentElement.dataset.theme === "dark";
+  if (dark ? paper > 0.15 || ink < 0.7 : paper < 0.9 || ink > 0.3)
+    problems.push(`paper ${paper} and ink ${ink} with dark=${dark}`);
+  for (const image of document.querySelectorAll("article img"))
+    if ((getComputedStyle(image).filter === "none") === dark)
+      problems.push("picture in the wrong theme: " + image.src);
+  return problems;
+}"""
+
+# What arrived for this page, MathJax aside, in bytes.
+WEIGHT = """() => [...performance.getEntriesByType("navigation"),
+  ...performance.getEntriesByType("resource")]
+  .filter((entry) => !entry.name.includes("/mathjax/"))
+  .map((entry) => [entry.name.split("/").pop(), entry.encodedBodySize])"""
+
+
+class Reader:
+    """A browser page with what it has asked for and complained about."""
+
+    def __init__(self, page, root: str) -> None:
+        self.page, self.root = page, root
+        self.problems: list[str] = []
+        page.on("request", lambda request: self.note_request(request.url))
+        page.on("requestfailed", lambda request: self.note("failed", request.url))
+        page.on("response", self.note_response)
+        page.on("pageerror", lambda error: self.note("script", str(error)))
+        page.on("console", self.note_console)
+
+    def note(self, what: str, text: str) -> None:
+        self.problems.append(f"{what}: {text}")
+
+    def note_request(self, url: str) -> None:
+        if not url.startswith((self.root, "data:")):
+            self.note("left the site", url)
+
+    def note_response(self, response) -> None:
+        if response.status >= 400:
+            self.note(str(response.status), response.url)
+
+    def note_console(self, message) -> None:
+        if message.type in {"error", "warning"}:
+            self.note("console", message.text)
+
+    def open(self, path: str, width: int = 1440) -> None:
+        self.problems.clear()
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.goto(f"{self.root}/{path}")
+        self.page.evaluate("() => window.MathJax?.startup?.promise")
+
+    def look(self, where: str) -> None:
+        self.problems += [f"{where}: {found}" for found in self.page.evaluate(LOOK)]
+
+    def theme(self) -> str:
+        return self.page.evaluate("() => document.documentElement.dataset.theme")
+
+
+@pytest.fixture(scope="module")
+def readers(site: Path) -> Iterator[dict[str, Reader]]:
+    """One browser: a light reader of the served site, a dark one of the files."""
+    chromium = find_chromium()
+    if chromium is None:
+        reason = "no Chromium found; name one in the environment variable CHROMIUM"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, serve(site) as address:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        try:
+            light = browser.new_context(color_scheme="light").new_page()
+            dark = browser.new_context(color_scheme="dark").new_page()
+            roots = {"served": address, "file": site.as_uri()}
+            yield {
+                "served": Reader(light, roots["served"]),
+                "file": Reader(dark, roots["file"]),
+            }
+        finally:
+            browser.close()
+
+
+@pytest.mark.parametrize("page", [*PAGES, "search"])
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_page(readers: dict[str, Reader], origin: str, page: str) -> None:
+    reader = readers[origin]
+    first = "light" if origin == "served" else "dark"
+    widths = WIDTHS if origin == "served" else WIDTHS[::-1]
+    reader.open(f"{page}.html", widths[0])
+    assert reader.theme() == first  # as the reader's system has it
+    for theme in (first, "dark" if first == "light" else "light"):
+        if theme != first:
+            reader.page.click(".theme-button")
+            assert reader.theme() == theme
+        for width in widths:
+            reader.page.set_viewport_size({"width": width, "height": 900})
+            reader.look(f"{width} {theme}")
+    reader.page.reload()
+    assert reader.theme() == theme, "the choice is forgotten"
+    reader.page.evaluate("() => localStorage.removeItem('theme')")
+    assert not reader.problems, "\n".join(reader.problems)
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_search_finds_softmax(readers: dict[str, Reader], origin: str) -> None:
+    reader = readers[origin]
+    reader.open("intro.html")
+    reader.page.fill("input[name=q]", "softmax")
+    reader.page.press("input[name=q]", "Enter")
+    found = reader.page.locator("#search-results a[href^='01_scaled_dot_product.html']")
+    found.first.wait_for(timeout=5000)
+    assert not reader.problems, "\n".join(reader.problems)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_solutions_open(readers: dict[str, Reader], chapter: str) -> None:
+    expected = sum(
+        "hide-cell" in tags and source.startswith("# Solution")
+        for _, source, tags in code_cells(chapter)
+    )
+    assert expected
+    reader = readers["served"]
+    reader.open(f"{chapter}.html", 360)
+    solutions = reader.page.locator(".cell.solution details")
+    assert solutions.count() == expected
+    for solution in solutions.all():
+        code = solution.locator("pre").first
+        assert not code.is_visible()
+        summary = solution.locator("summary")
+        assert summary.inner_text().strip() == "Show solution"
+        summary.click()
+        assert code.is_visible()
+        assert code.inner_text().startswith("# Solution")
+        assert summary.inner_text().strip() == "Hide solution"
+
+
+def test_contents_open_on_a_phone(readers: dict[str, Reader]) -> None:
+    reader = readers["served"]
+    reader.open(f"{CHAPTERS[0]}.html", 360)
+    link = reader.page.locator(f".contents a[href='{CHAPTERS[1]}.html']")
+    assert not link.is_visible()
+    reader.page.click(".menu-button")
+    link.click()
+    reader.page.wait_for_url(f"**/{CHAPTERS[1]}.html")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_chapter_is_light(readers: dict[str, Reader], chapter: str) -> None:
+    reader = readers["served"]
+    reader.open(f"{chapter}.html")
+    parts = reader.page.evaluate(WEIGHT)
+    assert len(parts) > 3
+    weight = sum(size for _, size in parts)
+    print(f"{chapter}: {weight / 1000:.0f} kB")
+    assert weight < MAX_PAGE_BYTES, sorted(parts, key=lambda part: -part[1])

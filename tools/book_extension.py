@@ -1,0 +1,144 @@
+"""What the book needs of Sphinx beyond Jupyter Book.
+
+- A cell whose first line is ``# attnlib/<module>.py`` is shown as a listing of the
+  package, with its file name as the caption.
+- Every code cell can be linked to: ``{ref}`text <cell-01-cell-id>```, where 01 is the
+  number of the chapter and ``cell-id`` the id of the cell in the notebook.
+- A hidden cell that starts with ``# Solution`` is labelled "Show solution".
+- Plots keep their printed size; tables scroll inside themselves.
+- MathJax is served by the site itself, and a page loads only the files that it needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from PIL import Image
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parent.parent
+CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)\s*(?:\n|$)")
+SCRIPTS = {  # of the installed packages; the book's own, in book/_static, are all loaded
+    "_static/documentation_options.js",
+    "_static/doctools.js",
+    "_static/sphinx_highlight.js",
+    "_static/clipboard.min.js",
+    "_static/copybutton.js",
+    "_static/mathjax/tex-svg-full.js",
+}
+
+
+def shape_page(app: Sphinx, doctree: nodes.document) -> None:
+    """Apply everything that a page's content needs."""
+    path = Path(app.env.doc2path(app.env.docname))
+    ids: list[str] = []
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        ids = [cell.get("id", "") for cell in cells]
+    for node in list(doctree.findall()):
+        if isinstance(node, nodes.table):
+            box = nodes.container(classes=["table-scroll"])
+            node.parent.replace(node, box)
+            box += node
+        elif isinstance(node, nodes.image):
+            size_plot(app, node)
+        elif isinstance(node, nodes.container) and node.get("nb_element") == "cell_code":
+            shape_cell(app, node, ids[node["cell_index"]] if ids else "")
+
+
+def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
+    """Give a code cell its label, and its caption if it belongs to the package."""
+    title = cell_id
+    for listing in list(cell.findall(nodes.literal_block))[:1]:
+        code = listing.astext()
+        if match := CAPTION.match(code):
+            title, code = match[1], code[match.end() :].lstrip("\n")
+            listing.rawsource = code  # Sphinx highlights only where the two agree
+            listing.children = [nodes.Text(code)]
+            cell["classes"].append("package-listing")
+            caption = nodes.paragraph("", "", nodes.literal(title, title))
+            caption["classes"].append("package-caption")
+            listing.parent.insert(0, caption)
+        elif code.startswith("# Solution"):
+            cell["classes"].append("solution")
+            cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"
+    if cell_id:
+        docname = app.env.docname
+        chapter = re.match(r"\d+|.*", Path(docname).name)
+        label = f"cell-{chapter[0]}-{cell_id}"
+        cell["ids"].append(label)
+        std: Any = app.env.get_domain("std")
+        std.anonlabels[label.lower()] = docname, label
+        std.labels[label.lower()] = docname, label, title
+
+
+def size_plot(app: Sphinx, image: nodes.image) -> None:
+    """Show a plot at 100 pixels an inch, so that the type of all plots is equally large."""
+    path = Path(app.srcdir, image["uri"].lstrip("/"))
+    if path.suffix == ".png" and path.is_file() and "width" not in image:
+        with Image.open(path) as picture:
+            dpi = picture.info.get("dpi", (150, 150))[0]
+            image["width"] = f"{round(100 * picture.width / dpi)}px"
+
+
+def load_only_needed(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let a page load the book's own files and SCRIPTS, whatever extensions add."""
+
+    def needed(file: Any) -> bool:
+        name = str(getattr(file, "filename", file) or "")
+        if not name:  # inline: the configuration of MathJax
+            return "MathJax" in file.attributes.get("body", "")
+        return name in SCRIPTS or Path(app.srcdir, name).is_file()
+
+    for files in ("css_files", "script_files"):
+        context[files] = [file for file in context[files] if needed(file)]
+    context["root_title"] = app.env.titles[app.config.root_doc].astext()
+
+
+def keep_returns_whole(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Keep napoleon from reading "Weights: each row …" as a type and a text."""
+    for i, line in enumerate(lines[:-1]):
+        if line.strip() == "Returns:" and ":" in lines[i + 1]:
+            text = lines[i + 1].lstrip()
+            lines[i + 1] = lines[i + 1].replace(text, f":{text}")  # the type is empty
+
+
+def find_toc(app: Sphinx, config: Any) -> None:
+    """Let ``--toc _toc.yml`` mean the file beside ``_config.yml``, not one in book/."""
+    config.external_toc_path = str(ROOT / config.external_toc_path)
+
+
+def copy_mathjax(app: Sphinx) -> None:
+    """Put MathJax, one file, into the site."""
+    package = importlib.util.find_spec("sphinx-mathjax-offline")
+    if package is None or not package.submodule_search_locations:
+        raise ImportError("sphinx-mathjax-offline is missing: it holds the site's MathJax")
+    source = Path(package.submodule_search_locations[0], "static", "mathjax")
+    target = Path(app.outdir, "_static", "mathjax")
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source / "tex-svg-full.js", target)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect the functions above."""
+    sys.path.insert(0, str(ROOT))  # autodoc documents this tree's attnlib
+    app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it in any case
+    app.connect("config-inited", find_toc, priority=100)
+    app.connect("builder-inited", copy_mathjax)
+    app.connect("autodoc-process-docstring", keep_returns_whole, priority=100)
+    app.connect("doctree-read", shape_page)
+    app.connect("html-page-context", load_only_needed, priority=900)
+    # A change of this file rebuilds every page.
+    return {"version": "1", "env_version": zlib.crc32(Path(__file__).read_bytes())}
