@@ -23,7 +23,7 @@ def causal_mask(
     Returns:
         Boolean mask of shape (N, M), True = may attend. The last query sees every key.
 
-    Source: eq-causal-allowed (chapter 1); documents 000 and 001.
+    Source: chapter 1, eq-causal-allowed; documents 000 and 001.
     """
     keys = queries if keys is None else keys
     everything = torch.ones(queries, keys, dtype=torch.bool, device=device)

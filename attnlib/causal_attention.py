@@ -23,7 +23,7 @@ class CausalAttention(SelfAttention):
     Raises:
         ValueError: `dropout` lies outside [0, 1].
 
-    Source: eq-causal-attention, eq-dropout (chapter 3); documents 000, 001 and 002.
+    Source: chapter 3, eq-causal-attention, eq-dropout; documents 000, 001 and 002.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def masked_softmax(
         Weights of the same shape: each row sums to 1, or is 0 where nothing is allowed.
         The gradient of such a row is 0, never NaN.
 
-    Source: eq-softmax, eq-softmax-shift (chapter 1).
+    Source: chapter 1, eq-softmax, eq-softmax-shift.
     """
     nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)
@@ -45,7 +45,7 @@ def apply_mask(
     Returns:
         Masked scores of the same shape; a forbidden pair is -inf.
 
-    Source: eq-mask-boolean, eq-mask-additive (chapter 1).
+    Source: chapter 1, eq-mask-boolean, eq-mask-additive.
     """
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, -torch.inf)
@@ -65,7 +65,7 @@ class ScaledDotProductAttention(BaseAttention):
     Raises:
         ValueError: `dropout` lies outside [0, 1].
 
-    Source: eq-attention (chapter 1); Vaswani et al. (2017), eq. 1; documents 000, 001,
+    Source: chapter 1, eq-attention; Vaswani et al. (2017), eq. 1; documents 000, 001,
     003 and 004.
     """
 

@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
     Attributes:
         W_query, W_key, W_value: `nn.Linear(d_in, d_out)` layers, made in this order.
 
-    Source: eq-self-query to eq-self-context (chapter 2); document 002.
+    Source: chapter 2, eq-self-query to eq-self-context; document 002.
     """
 
     def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 from chapters import read_chapters
 from modules import read_modules
-from normalise import normalise
+from normalize import normalize
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
@@ -131,11 +131,11 @@ def test_chapter_ran_from_top_to_bottom(chapter):
 
 
 @each_chapter
-def test_chapter_is_normalised(chapter):
+def test_chapter_is_normalized(chapter):
     stored = chapter.path.read_text(encoding="utf-8")
     again = copy.deepcopy(chapter)
-    normalise(again)
-    message = f"run: python tools/execute.py --normalise {chapter.name}"
+    normalize(again)
+    message = f"run: python tools/execute.py --normalize {chapter.name}"
     assert again.text == stored, message  # also fails for a format that is not ours
 
 

@@ -1,9 +1,7 @@
 """The interactive figure of chapter 1, in a real browser, against torch."""
 
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,32 +10,6 @@ import torch
 STATIC = Path(__file__).parents[1] / "book" / "_static"
 FRAGMENT = (STATIC / "soft_lookup.html").read_text(encoding="utf-8")
 FIGURE = "#soft-lookup"
-
-
-def find_browser():
-    named = os.environ.get("CHROMIUM")
-    if named:
-        return named
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    return None
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = find_browser()
-    if path is None:
-        reason = "no Chromium found: install one, or name it in the variable CHROMIUM"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    sync_api = pytest.importorskip("playwright.sync_api")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=flags)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ two widths, in light and in dark.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from site_browser import ARGUMENTS, find_chromium, serve
+from site_browser import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build" / "html"
@@ -142,7 +141,7 @@ def test_every_cell_can_be_linked_to(chapter: str, soups: dict[str, BeautifulSou
     assert ids == expected
 
 
-def test_neighbours(soups: dict[str, BeautifulSoup]) -> None:
+def test_neighbors(soups: dict[str, BeautifulSoup]) -> None:
     """Previous and next follow the table of contents, and none leads nowhere."""
     for i, page in enumerate(PAGES):
         links = {
@@ -213,7 +212,7 @@ class Reader:
         self.page, self.root = page, root
         self.problems: list[str] = []
         page.on("request", lambda request: self.note_request(request.url))
-        page.on("requestfailed", lambda request: self.note("failed", request.url))
+        page.on("requestfailed", self.note_failure)
         page.on("response", self.note_response)
         page.on("pageerror", lambda error: self.note("script", str(error)))
         page.on("console", self.note_console)
@@ -224,6 +223,10 @@ class Reader:
     def note_request(self, url: str) -> None:
         if not url.startswith((self.root, "data:")):
             self.note("left the site", url)
+
+    def note_failure(self, request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # the page was left while it loaded
+            self.note("failed", request.url)
 
     def note_response(self, response) -> None:
         if response.status >= 400:
@@ -247,28 +250,17 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def readers(site: Path) -> Iterator[dict[str, Reader]]:
-    """One browser: a light reader of the served site, a dark one of the files."""
-    chromium = find_chromium()
-    if chromium is None:
-        reason = "no Chromium found; name one in the environment variable CHROMIUM"
-        if os.environ.get("CI"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright, serve(site) as address:
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        try:
-            light = browser.new_context(color_scheme="light").new_page()
-            dark = browser.new_context(color_scheme="dark").new_page()
-            roots = {"served": address, "file": site.as_uri()}
-            yield {
-                "served": Reader(light, roots["served"]),
-                "file": Reader(dark, roots["file"]),
-            }
-        finally:
-            browser.close()
+def readers(site: Path, browser) -> Iterator[dict[str, Reader]]:
+    """A light reader of the served site, and a dark one of the files."""
+    with serve(site) as address:
+        light = browser.new_context(color_scheme="light")
+        dark = browser.new_context(color_scheme="dark")
+        yield {
+            "served": Reader(light.new_page(), address),
+            "file": Reader(dark.new_page(), site.as_uri()),
+        }
+        light.close()
+        dark.close()
 
 
 @pytest.mark.parametrize("page", [*PAGES, "search"])

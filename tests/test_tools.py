@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 import chapters
 import execute
-import normalise
+import normalize
 import tangle
 
 TOOLS = Path(tangle.__file__).parent
@@ -403,7 +403,7 @@ def test_help_and_exit_status_on_the_command_line(root):
     assert "cell c1: two is neither" in failed.stderr and "Traceback" not in failed.stderr
 
 
-# execute and normalise
+# execute and normalize
 
 
 def test_chapters_run_in_place_twice_without_a_diff(root, capsys):
@@ -451,7 +451,7 @@ def test_an_unknown_chapter_is_refused(root):
     )
 
 
-def test_normalising_keeps_what_the_reader_needs(root):
+def test_normalizing_keeps_what_the_reader_needs(root):
     hidden = code("x", tags=["hide-input"], collapsed=True, execution={"iopub": "a time"})
     image = {
         "metadata": {"image/png": {"width": 3, "dpi": 9}, "text/plain": {}, "other": 1}
@@ -464,9 +464,9 @@ def test_normalising_keeps_what_the_reader_needs(root):
     ]
     figure = {"figure": {"name": "fig-a"}}
     write(root / "book/01_first.ipynb", "# First\n\n", hidden, code("y \n", mystnb=figure))
-    assert run(execute, root, "--normalise", "01") == 0
+    assert run(execute, root, "--normalize", "01") == 0
     chapter = chapters.read_chapters(root)[0]
-    assert chapter.notebook.metadata == normalise.METADATA
+    assert chapter.notebook.metadata == normalize.METADATA
     heading, hidden, shown = chapter.cells
     assert (heading.source, shown.source) == ("# First", "y")
     assert hidden.metadata == {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
@@ -474,7 +474,7 @@ def test_normalising_keeps_what_the_reader_needs(root):
     assert [output.get("text") for output in hidden.outputs] == ["a\nb\n", "c\n", None]
     assert hidden.outputs[2].metadata == {"image/png": {"width": 3}}
     before = chapter.text
-    normalise.normalise(chapter)
+    normalize.normalize(chapter)
     assert chapter.text == before
 
 
@@ -491,7 +491,7 @@ def test_ids_are_readable_and_unique(tmp_path):
         ],
         *["```\n# no heading\n```", "## More", code("1"), long, code("1")],
     )
-    assert run(execute, tmp_path, "--normalise") == 0
+    assert run(execute, tmp_path, "--normalize") == 0
     ids = list(sources(tmp_path, "01_a"))
     assert ids[:-2] == [
         *["cell-2", "why-1-d-k", "why-1-d-k-2", "why-1-d-k-3", "deep-base-imports"],
@@ -544,24 +544,20 @@ def test_the_page_lists_every_equation(root):
         == """\
 [1. First](01_first.ipynb)
 
-{eq}`eq-b`
+{eq}`eq-b` Source: document 000. Code: {py:obj}`~attnlib.base.half`. Checked in \
+{ref}`chapter 1 <cell-01-c4>`, {ref}`chapter 1 (2) <cell-01-c5>`.
 
 $$
 b |x|
 $$
 
-Source: document 000. Code: {py:obj}`~attnlib.base.half`. Checked in \
-{ref}`chapter 1 <cell-01-c4>`, {ref}`chapter 1 (2) <cell-01-c5>`.
-
 ## [2. Second](02_second.ipynb)
 
-{eq}`eq-c`
+{eq}`eq-c` Source: here. Checked in {ref}`chapter 1 <cell-01-c4>`, `tests/test_it.py`.
 
 $$
 c
 $$
-
-Source: here. Checked in {ref}`chapter 1 <cell-01-c4>`, `tests/test_it.py`.
 """
     )
     assert call_equations(root, "--check").returncode == 0

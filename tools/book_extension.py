@@ -4,7 +4,7 @@
   package, with its file name as the caption.
 - Every code cell can be linked to: ``{ref}`text <cell-01-cell-id>```, where 01 is the
   number of the chapter and ``cell-id`` the id of the cell in the notebook.
-- A hidden cell that starts with ``# Solution`` is labelled "Show solution".
+- A hidden cell that starts with ``# Solution`` is labeled "Show solution".
 - Plots keep their printed size; tables scroll inside themselves.
 - MathJax is served by the site itself, and a page loads only the files that it needs.
 """
@@ -105,16 +105,6 @@ def load_only_needed(
     context["root_title"] = app.env.titles[app.config.root_doc].astext()
 
 
-def keep_returns_whole(
-    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
-) -> None:
-    """Keep napoleon from reading "Weights: each row …" as a type and a text."""
-    for i, line in enumerate(lines[:-1]):
-        if line.strip() == "Returns:" and ":" in lines[i + 1]:
-            text = lines[i + 1].lstrip()
-            lines[i + 1] = lines[i + 1].replace(text, f":{text}")  # the type is empty
-
-
 def find_toc(app: Sphinx, config: Any) -> None:
     """Let ``--toc _toc.yml`` mean the file beside ``_config.yml``, not one in book/."""
     config.external_toc_path = str(ROOT / config.external_toc_path)
@@ -137,7 +127,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it in any case
     app.connect("config-inited", find_toc, priority=100)
     app.connect("builder-inited", copy_mathjax)
-    app.connect("autodoc-process-docstring", keep_returns_whole, priority=100)
     app.connect("doctree-read", shape_page)
     app.connect("html-page-context", load_only_needed, priority=900)
     # A change of this file rebuilds every page.

@@ -41,7 +41,7 @@ class Equation:
         code = ", ".join(f"{{py:obj}}`~{symbol}`" for symbol in self.symbols)
         facts = [f"Source: {self.source}.", *([f"Code: {code}."] if code else [])]
         facts.append(f"Checked in {', '.join(checks)}.")
-        return f"{{eq}}`{self.label}`\n\n$$\n{self.formula}\n$$\n\n{' '.join(facts)}\n"
+        return f"{{eq}}`{self.label}` {' '.join(facts)}\n\n$$\n{self.formula}\n$$\n"
 
 
 def equations(chapter: Chapter, faults: list[str]) -> list[Equation]:

@@ -1,4 +1,4 @@
-"""Run chapters in place, and normalise them, so that running twice gives no diff.
+"""Run chapters in place, and normalize them, so that running twice gives no diff.
 
 A chapter that fails is named with its cell and is not written; the others still run.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from chapters import BookError, Chapter, parser, read_chapters, run
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-from normalise import normalise
+from normalize import normalize
 
 TIMEOUT = 600  # seconds a cell
 
@@ -61,16 +61,16 @@ def select(chapters: list[Chapter], names: list[str]) -> list[Chapter]:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("chapters", nargs="*", metavar="chapter", help="such as 01 (all)")
-    options.add_argument("--normalise", action="store_true", help="normalise only")
+    options.add_argument("--normalize", action="store_true", help="normalize only")
     args = options.parse_args()
     failed = False
     for chapter in select(read_chapters(args.root), args.chapters):
         print(f"{chapter.name} … ", end="", flush=True)
         start = time.perf_counter()
         try:
-            if not args.normalise:
+            if not args.normalize:
                 execute(chapter, args.root)
-            normalise(chapter)
+            normalize(chapter)
             chapter.write()
             print(f"{len(chapter.cells)} cells, {time.perf_counter() - start:.1f} s")
         except BookError as error:

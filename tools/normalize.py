@@ -15,7 +15,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+)", re.MULTILINE)
 
 
-def normalise(chapter: Chapter) -> None:
+def normalize(chapter: Chapter) -> None:
     chapter.notebook.metadata = from_dict(METADATA)
     for cell in chapter.cells:
         cell.source = cell.source.rstrip()
@@ -58,18 +58,18 @@ def sizes(metadata: NotebookNode) -> dict[str, dict[str, int]]:
 
 
 def readable_ids(chapter: Chapter) -> list[str]:
-    """After its heading, or what it defines; others count on from the heading above."""
+    """After what it defines, or its heading; others count on from the heading above."""
+    defined = [definition(chapter, cell) for cell in chapter.cells]
     ids: list[str] = []
     above = "cell"
-    for cell in chapter.cells:
-        own = ""
+    for cell, own in zip(chapter.cells, defined, strict=True):
+        taken = ids if own else [*ids, *defined]  # a definition before a heading
         if cell.cell_type == "markdown":
             headings = HEADING.findall(FENCE.sub("", cell.source))
             above = slug(headings[-1]) if headings else above
             own = slug(headings[0]) if headings else ""
-        own = own or definition(chapter, cell)
         name, count = own, 1
-        while not name or name in ids:
+        while not name or name in taken:
             count += 1
             name = f"{own or above}-{count}"
         ids.append(name)
