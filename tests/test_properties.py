@@ -66,6 +66,7 @@ def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed
     assert (weights >= 0).all() and (weights[~allowed] == 0).all()
     torch.testing.assert_close(weights.sum(dim=-1), some.double())
     assert (output[~some] == 0).all()
+    torch.testing.assert_close(output, weights @ value, rtol=0, atol=1e-12)
     if keys and d_v:
         spread = value[..., None, :, :].expand(*leading, queries, keys, d_v)
         low = spread.masked_fill(~allowed[..., None], torch.inf).amin(dim=-2)
