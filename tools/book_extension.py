@@ -26,6 +26,7 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)\s*(?:\n|$)")
+PLAIN = re.compile(r'<span class="(?:n|o|p|w)">([^<]*)</span>')
 SCRIPTS = {  # of the installed packages; the book's own, in book/_static, are all loaded
     "_static/documentation_options.js",
     "_static/doctools.js",
@@ -92,7 +93,7 @@ def size_plot(app: Sphinx, image: nodes.image) -> None:
 def load_only_needed(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let a page load the book's own files and SCRIPTS, whatever extensions add."""
+    """Keep pages light: the book's own files, SCRIPTS, and no markup without effect."""
 
     def needed(file: Any) -> bool:
         name = str(getattr(file, "filename", file) or "")
@@ -102,6 +103,8 @@ def load_only_needed(
 
     for files in ("css_files", "script_files"):
         context[files] = [file for file in context[files] if needed(file)]
+    if "body" in context:  # names and punctuation have no color of their own
+        context["body"] = PLAIN.sub(r"\1", context["body"])
     context["root_title"] = app.env.titles[app.config.root_doc].astext()
 
 

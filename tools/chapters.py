@@ -53,9 +53,7 @@ class Chapter:
         """The notebook as it is stored: same content, same bytes."""
         book = self.notebook
         book.nbformat, book.nbformat_minor = 4, 5
-        text = nbformat.writes(
-            book, version=4, indent=1, sort_keys=True, ensure_ascii=False
-        )
+        text = nbformat.writes(book, version=4)  # sorts keys, indents by 1, keeps √ as it is
         return text.rstrip("\n") + "\n"
 
     def where(self, cell: NotebookNode) -> str:
