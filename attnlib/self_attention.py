@@ -11,34 +11,37 @@ from attnlib.base import BaseAttention
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
-def check_tokens(x: Tensor, weight: Tensor) -> None:
-    """Refuses tokens that a linear map can't take.
+def check_layer_input(
+    name: str, x: Tensor, features: int, weight: Tensor, dims: int = 1
+) -> None:
+    """Refuses input that a layer with this weight can't take, before any arithmetic.
 
     Args:
-        x: expected (..., tokens, d_in), floating point, dtype and device of weight.
-        weight: weight of an `nn.Linear`, shape (d_out, d_in).
+        name: the argument's name, for the message.
+        x: expected (..., features), floating point, dtype and device of weight.
+        features: size of the last dimension.
+        weight: a parameter of the layer.
+        dims: the least number of dimensions.
 
     Raises:
         TypeError: not a floating-point tensor, or not of the dtype of weight (which
             autocast would convert, so under autocast any floating dtype will do).
-        ValueError: fewer than 2 dimensions, not d_in features, or another device.
+        ValueError: too few dimensions, wrong number of features, or another device.
 
     Source: the contract of chapter 1, applied in chapter 2.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"x: expected a floating-point tensor, got {got}")
-    if x.dim() < 2 or x.shape[-1] != weight.shape[1]:
+        raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+    if x.dim() < dims or x.shape[-1] != features:
         raise ValueError(
-            f"x: expected shape (..., tokens, d_in = {weight.shape[1]}), "
-            f"got {tuple(x.shape)}"
+            f"{name}: expected at least {dims} dimensions, the last of {features} "
+            f"features, got shape {tuple(x.shape)}"
         )
     if x.device != weight.device:
-        raise ValueError(
-            f"x: expected device {weight.device} of the weights, got {x.device}"
-        )
+        raise ValueError(f"{name}: expected device {weight.device}, got {x.device}")
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(f"x: expected {weight.dtype} of the weights, got {x.dtype}")
+        raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
 
 
 class SelfAttention(nn.Module):
@@ -83,7 +86,7 @@ class SelfAttention(nn.Module):
             ValueError: x has fewer than 2 dimensions, not d_in features, or another
                 device.
         """
-        check_tokens(x, self.W_query.weight)
+        check_layer_input("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
         query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
         context_vector, attn_weights = self.attention(query, key, value)
         return (context_vector, attn_weights) if return_weights else context_vector

@@ -112,12 +112,12 @@ TOKENS = {
     "wrong number of features": (
         torch.randn(2, 7, 4),
         ValueError,
-        "x: expected shape (..., tokens, d_in = 5), got (2, 7, 4)",
+        "x: expected at least 2 dimensions, the last of 5 features, got shape (2, 7, 4)",
     ),
     "rank 1": (
         torch.randn(5),
         ValueError,
-        "x: expected shape (..., tokens, d_in = 5), got (5,)",
+        "x: expected at least 2 dimensions, the last of 5 features, got shape (5,)",
     ),
     "integers": (
         torch.ones(7, 5, dtype=torch.long),
@@ -128,12 +128,12 @@ TOKENS = {
     "another dtype": (
         torch.randn(7, 5).double(),
         TypeError,
-        "x: expected torch.float32 of the weights, got torch.float64",
+        "x: expected torch.float32 as the weights, got torch.float64",
     ),
     "another device": (
         torch.randn(7, 5, device="meta"),
         ValueError,
-        "x: expected device cpu of the weights, got meta",
+        "x: expected device cpu, got meta",
     ),
 }
 

@@ -53,7 +53,7 @@ class Chapter:
         """The notebook as it is stored: same content, same bytes."""
         book = self.notebook
         book.nbformat, book.nbformat_minor = 4, 5
-        text = nbformat.writes(book, version=4)  # sorts keys, indents by 1, keeps √ as it is
+        text = nbformat.writes(book, version=4)  # keys sorted, indent 1, √ as it is
         return text.rstrip("\n") + "\n"
 
     def where(self, cell: NotebookNode) -> str:
