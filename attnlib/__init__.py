@@ -6,6 +6,8 @@ below are sorted by chapter.
 
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
+from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
+from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask, masked_softmax
 from attnlib.self_attention import SelfAttention
 
@@ -21,4 +23,10 @@ __all__ = [
     "SelfAttention",
     # Chapter 3: causal attention
     "CausalAttention",
+    # Chapter 4: projection
+    "Projection",
+    # Chapter 5: multi-head attention
+    "MultiHeadAttention",
+    "mask_from_torch",
+    "padding_mask",
 ]

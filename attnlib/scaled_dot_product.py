@@ -93,6 +93,7 @@ class ScaledDotProductAttention(BaseAttention):
             scores = apply_mask(scores, allowed)
         if mask is not None:
             scores = apply_mask(scores, mask)
-        weights = masked_softmax(scores)
+        masked = self.causal or mask is not None  # only a mask can empty a row
+        weights = masked_softmax(scores) if masked else torch.softmax(scores, dim=-1)
         output = F.dropout(weights, self.dropout, self.training) @ value
         return output, weights

@@ -1,0 +1,277 @@
+"""Multi-head attention: several attentions side by side, each in its own subspace.
+
+Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attnlib.base import BaseAttention
+from attnlib.projection import Projection
+from attnlib.scaled_dot_product import ScaledDotProductAttention
+from attnlib.self_attention import check_layer_input
+
+
+def split_heads(
+    x: Float[Tensor, "*batch tokens embed_dim"], num_heads: int
+) -> Float[Tensor, "*batch heads tokens d_k"]:
+    """Tokens (..., n, embed_dim) as heads (..., num_heads, n, embed_dim / num_heads).
+
+    Source: chapter 5, eq-head-blocks; document 003.
+    """
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+def merge_heads(
+    x: Float[Tensor, "*batch heads tokens d_k"],
+) -> Float[Tensor, "*batch tokens embed_dim"]:
+    """The inverse of `split_heads`: the heads side by side, which is Concat.
+
+    Source: chapter 5, eq-multi-head.
+    """
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def padding_mask(
+    lengths: Int[Tensor, " batch"] | Sequence[int], max_length: int | None = None
+) -> Bool[Tensor, "batch 1 1 keys"]:
+    """Which keys are words and not padding, for sequences padded at the end.
+
+    Args:
+        lengths: number of words of each sequence.
+        max_length: number of keys; `None` means the largest of the lengths.
+
+    Returns:
+        Boolean mask of shape (batch, 1, 1, max_length), True = may attend.
+
+    Raises:
+        ValueError: a length below 0 or above max_length.
+
+    Source: chapter 5; the contract of chapter 1.
+    """
+    lengths = torch.as_tensor(lengths)
+    longest = int(lengths.max()) if lengths.numel() else 0
+    max_length = longest if max_length is None else max_length
+    if longest > max_length or (lengths < 0).any():
+        raise ValueError(
+            f"lengths: expected numbers between 0 and max_length = {max_length}, "
+            f"got {lengths.tolist()}"
+        )
+    positions = torch.arange(max_length, device=lengths.device)
+    return (positions < lengths[:, None])[:, None, None, :]
+
+
+def make_heads(
+    attention: type[BaseAttention] | BaseAttention | Sequence[BaseAttention] | None,
+    num_heads: int,
+) -> BaseAttention | nn.ModuleList:
+    """One attention for all heads, or a list with one for each.
+
+    Args:
+        attention: a subclass of `BaseAttention` that can be made without arguments, an
+            instance, a list of num_heads instances, or `None` for the scaled dot product.
+        num_heads: number of heads.
+
+    Raises:
+        TypeError: something else, or a subclass that needs arguments.
+        ValueError: a list of another length.
+
+    Source: chapter 5; document 003 (any `BaseAttention` subclass plugs in).
+    """
+    wanted = "attention: expected a BaseAttention subclass, an instance, or a list of them"
+    if attention is None:
+        return ScaledDotProductAttention()
+    if isinstance(attention, BaseAttention):
+        return attention
+    if isinstance(attention, type) and issubclass(attention, BaseAttention):
+        try:
+            return attention()
+        except TypeError as error:
+            name = attention.__name__
+            raise TypeError(f"attention: make the {name} yourself: {error}") from error
+    if not isinstance(attention, list | tuple | nn.ModuleList):
+        raise TypeError(f"{wanted}, got {attention!r}")
+    if len(attention) != num_heads:
+        raise ValueError(f"attention: expected {num_heads} heads, got {len(attention)}")
+    for head in attention:
+        if not isinstance(head, BaseAttention):
+            raise TypeError(f"{wanted}, got a list with {head!r}")
+    return nn.ModuleList(attention)
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, …, head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Args:
+        embed_dim: features of a token, d_model; divisible by num_heads.
+        num_heads: number of heads h; each has embed_dim / num_heads features.
+        attention: what a head is, see `make_heads`; `None` means the scaled dot product.
+        bias: whether the four projections have a bias.
+
+    Attributes:
+        q_proj, k_proj, v_proj, out_proj: `Projection(embed_dim, embed_dim)` layers.
+        attention: one `BaseAttention`, or an `nn.ModuleList` with one for each head.
+
+    Raises:
+        TypeError: attention is not what `make_heads` takes.
+        ValueError: embed_dim is not divisible by num_heads, or a wrong number of heads.
+
+    Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2;
+    documents 000, 001, 003 and 004.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: type[BaseAttention]
+        | BaseAttention
+        | Sequence[BaseAttention]
+        | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}"
+            )
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.q_proj = Projection(embed_dim, embed_dim, bias)
+        self.k_proj = Projection(embed_dim, embed_dim, bias)
+        self.v_proj = Projection(embed_dim, embed_dim, bias)
+        self.out_proj = Projection(embed_dim, embed_dim, bias)
+        self.attention = make_heads(attention, num_heads)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries embed_dim"],
+        key: Float[Tensor, "*batch keys embed_dim"] | None = None,
+        value: Float[Tensor, "*batch keys embed_dim"] | None = None,
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
+        """Attends from N queries to M keys, with every head.
+
+        Args:
+            query: tokens (..., N, embed_dim), usually (batch, N, embed_dim).
+            key: tokens (..., M, embed_dim); `None` means the query: self-attention.
+            value: tokens (..., M, embed_dim); `None` means the key.
+            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M); boolean, True =
+                may attend, or floating, added to the scores.
+
+        Returns:
+            Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
+            head; `None` for a head that never forms them, and in place of the list if
+            none does.
+
+        Raises:
+            TypeError: a tensor of the wrong or a mixed dtype.
+            ValueError: wrong shapes, or a mask of neither 2 nor 4 dimensions.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            check_layer_input(name, x, self.embed_dim, self.q_proj.weight, dims=2)
+        if isinstance(mask, Tensor) and mask.dim() not in (2, 4):
+            raise ValueError(
+                "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, "
+                f"keys), got shape {tuple(mask.shape)}; one mask for each sequence of the "
+                "batch is mask[:, None]"
+            )
+        projected = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        heads = [split_heads(x, self.num_heads) for x in projected]
+        if isinstance(self.attention, BaseAttention):
+            output, weights = self.attention(*heads, mask)
+            per_head = None if weights is None else list(weights.unbind(dim=-3))
+        else:
+            output, per_head = attend_each(self.attention, *heads, mask)
+        return self.out_proj(merge_heads(output)), per_head
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+        """A copy of PyTorch's layer, always batch first; see `mask_from_torch` for masks.
+
+        Raises:
+            ValueError: the layer has keys or values of another size, or adds keys.
+        """
+        same_size = module.in_proj_weight is not None
+        if not same_size or module.bias_k is not None or module.add_zero_attn:
+            raise ValueError(
+                "module: expected kdim and vdim of embed_dim, add_bias_kv=False and "
+                f"add_zero_attn=False, got {module}"
+            )
+        bias = module.in_proj_bias is not None
+        heads = ScaledDotProductAttention(module.dropout)
+        made = cls(module.embed_dim, module.num_heads, heads, bias)
+        made.to(module.in_proj_weight.device, module.in_proj_weight.dtype)
+        with torch.no_grad():
+            projections = (made.q_proj, made.k_proj, made.v_proj)
+            for index, projection in enumerate(projections):
+                projection.weight.copy_(module.in_proj_weight.chunk(3)[index].T)
+                if bias:
+                    projection.bias.copy_(module.in_proj_bias.chunk(3)[index])
+        made.out_proj = Projection.from_linear(module.out_proj)
+        return made.train(module.training)
+
+
+def attend_each(
+    attentions: nn.ModuleList,
+    query: Float[Tensor, "*batch heads queries d_k"],
+    key: Float[Tensor, "*batch heads keys d_k"],
+    value: Float[Tensor, "*batch heads keys d_v"],
+    mask: Tensor | None,
+) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
+    """One attention for each head; the outputs in one tensor, the weights in a list.
+
+    Source: chapter 5; document 003.
+    """
+    outputs, per_head = [], []
+    for h, attention in enumerate(attentions):
+        q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
+        own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
+        output, weights = attention(q, k, v, mask[:, h : h + 1] if own else mask)
+        outputs.append(output)
+        per_head.append(None if weights is None else weights.squeeze(-3))
+    formed = any(weights is not None for weights in per_head)
+    return torch.cat(outputs, dim=-3), per_head if formed else None
+
+
+def mask_from_torch(
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    num_heads: int = 1,
+) -> Tensor | None:
+    """The mask of `MultiHeadAttention` for the two masks of `nn.MultiheadAttention`.
+
+    Args:
+        attn_mask: (N, M) or (batch · num_heads, N, M); boolean, True = blocked, or
+            floating, added to the scores.
+        key_padding_mask: (batch, M), likewise.
+        num_heads: number of heads, needed for an attn_mask of three dimensions.
+
+    Returns:
+        A mask of 2 or 4 dimensions, boolean with True = may attend if both are boolean,
+        otherwise floating; `None` if both are `None`.
+
+    Source: chapter 5.
+    """
+    masks = []
+    if attn_mask is not None:
+        per_head = attn_mask.dim() == 3
+        masks.append(attn_mask.unflatten(0, (-1, num_heads)) if per_head else attn_mask)
+    if key_padding_mask is not None:
+        masks.append(key_padding_mask[:, None, None, :])
+    if all(mask.dtype == torch.bool for mask in masks):
+        allowed = [~mask for mask in masks]
+        return allowed[0] & allowed[-1] if allowed else None
+    dtype = next(mask.dtype for mask in masks if mask.dtype != torch.bool)
+    additive = [
+        torch.zeros_like(m, dtype=dtype).masked_fill(m, -torch.inf)
+        if m.dtype == torch.bool
+        else m
+        for m in masks
+    ]
+    return additive[0] + additive[1] if len(additive) == 2 else additive[0]

@@ -1,0 +1,67 @@
+"""The linear layer output = input · W + b, with W stored as the formula has it.
+
+Derived in chapter 4, "Projection" (book/04_projection.ipynb).
+"""
+
+import math
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlib.self_attention import check_layer_input
+
+
+class Projection(nn.Module):
+    """A linear layer, output = input · W + b, that acts on each token by itself.
+
+    Args:
+        in_features: features of an input token.
+        out_features: features of an output token.
+        bias: whether b is added.
+
+    Attributes:
+        weight: W, shape (in_features, out_features), the transpose of `nn.Linear`'s.
+        bias: b, shape (out_features,), or `None`.
+
+    Raises:
+        ValueError: a number of features below 1.
+
+    Source: chapter 4, eq-projection, eq-uniform-variance; documents 000, 001 and 004.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        self.weight = nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        bound = 1 / math.sqrt(in_features)  # as nn.Linear draws its own
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Self:
+        """A projection with a copy of the weights of an `nn.Linear`."""
+        projection = cls(linear.in_features, linear.out_features, linear.bias is not None)
+        projection.to(linear.weight.device, linear.weight.dtype)
+        with torch.no_grad():
+            projection.weight.copy_(linear.weight.T)
+            if projection.bias is not None:
+                projection.bias.copy_(linear.bias)
+        return projection
+
+    def forward(
+        self, input: Float[Tensor, "*batch in_features"]
+    ) -> Float[Tensor, "*batch out_features"]:
+        """Output (..., out_features) of input (..., in_features).
+
+        Raises:
+            TypeError: input is not floating point, or not of the dtype of the weights.
+            ValueError: input has not in_features features, or is on another device.
+        """
+        check_layer_input("input", input, self.weight.shape[0], self.weight)
+        return F.linear(input, self.weight.T, self.bias)  # input @ W + b in one step

@@ -1,0 +1,85 @@
+"""Time of MultiHeadAttention against nn.MultiheadAttention, side by side.
+
+Ours, PyTorch's with the weights of each head (the same work) and PyTorch's without weights
+(a fused kernel) are timed in turn in every round; the medians of the ratios round by round
+are recorded.
+
+    python benchmarks/multi_head.py    writes results/multi_head.json
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from machine import describe
+from torch import nn
+
+from attnlib import MultiHeadAttention
+
+SHAPES = ((8, 512, 512, 8), (1, 2048, 768, 12))  # batch, tokens, width, heads
+
+
+def contestants(
+    batch: int, tokens: int, width: int, heads: int, backward: bool
+) -> dict[str, Callable[[], None]]:
+    """The calls to compare, with the same weights on the same float32 input."""
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(width, heads, batch_first=True)
+    ours = MultiHeadAttention.from_torch(theirs)
+    x = torch.randn(batch, tokens, width, requires_grad=backward)
+
+    def run(forward: Callable[[], torch.Tensor], module: nn.Module) -> None:
+        with torch.set_grad_enabled(backward):
+            output = forward()
+            if backward:
+                torch.autograd.grad(output.sum(), [x, *module.parameters()])
+
+    with_weights = {"need_weights": True, "average_attn_weights": False}
+    return {
+        "ours": lambda: run(lambda: ours(x)[0], ours),
+        "theirs": lambda: run(lambda: theirs(x, x, x, **with_weights)[0], theirs),
+        "fused": lambda: run(lambda: theirs(x, x, x, need_weights=False)[0], theirs),
+    }
+
+
+def measure(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median milliseconds, and median ratios of ours to the other two."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()  # untimed: what the one before left in caches and allocator is gone
+            start = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - start))
+
+    def ratio(other: str) -> float:
+        pairs = zip(times["ours"], times[other], strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 3)
+
+    medians = {f"{name}_ms": round(statistics.median(ms), 2) for name, ms in times.items()}
+    return {**medians, "ratio": ratio("theirs"), "ratio_fused": ratio("fused")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    rows = []
+    for shape in SHAPES:
+        named = dict(zip(("batch", "tokens", "width", "heads"), shape, strict=True))
+        for name, backward in (("forward", False), ("forward+backward", True)):
+            measured = measure(contestants(*shape, backward=backward), rounds)
+            rows.append({**named, "pass": name, **measured})
+            print(rows[-1], flush=True)
+    record = {"rounds": rounds, "machine": describe(), "rows": rows}
+    path = Path(__file__).parent / "results" / "multi_head.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
