@@ -7,6 +7,7 @@ below are sorted by chapter.
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
 from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
+from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask, masked_softmax
 from attnlib.self_attention import SelfAttention
@@ -29,4 +30,7 @@ __all__ = [
     "MultiHeadAttention",
     "mask_from_torch",
     "padding_mask",
+    # Chapter 6: heads to plug in
+    "LearnedBiasAttention",
+    "PhysicsGuidedAttention",
 ]

@@ -4,7 +4,6 @@ Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -137,7 +136,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
-                f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}"
+                f"embed_dim: expected a multiple of num_heads = {num_heads}, "
+                f"got {embed_dim}"
             )
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.q_proj = Projection(embed_dim, embed_dim, bias)
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(merge_heads(output)), per_head
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
         """A copy of PyTorch's layer, always batch first; see `mask_from_torch` for masks.
 
         Raises:

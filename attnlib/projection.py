@@ -4,7 +4,6 @@ Derived in chapter 4, "Projection" (book/04_projection.ipynb).
 """
 
 import math
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -44,7 +43,7 @@ class Projection(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear) -> Self:
+    def from_linear(cls, linear: nn.Linear) -> "Projection":
         """A projection with a copy of the weights of an `nn.Linear`."""
         projection = cls(linear.in_features, linear.out_features, linear.bias is not None)
         projection.to(linear.weight.device, linear.weight.dtype)

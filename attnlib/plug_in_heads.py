@@ -1,0 +1,179 @@
+"""Attentions that plug in as heads: a learned bias on distance, a physical residual.
+
+Derived in chapter 6, "Heads to plug in" (book/06_heads_to_plug_in.ipynb).
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attnlib.base import check_inputs
+from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask
+
+
+def relative_positions(
+    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
+) -> Int[Tensor, "queries keys"]:
+    """How far each key stands after each query, clipped to ±max_distance.
+
+    The queries are the last of the keys, as in `causal_mask`, so that the last query and
+    the last key have distance 0.
+
+    Source: chapter 6, eq-relative-position.
+    """
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (j - i).clamp(-max_distance, max_distance)
+
+
+class LearnedBiasAttention(ScaledDotProductAttention):
+    """Scaled dot-product attention with a learned bias on the distance of key and query.
+
+    Args:
+        num_heads: number of heads H; each has a bias of its own.
+        max_distance: distances beyond ± this share the bias of the last one.
+        dropout: probability in [0, 1] of dropping a weight, in training mode only; the
+            returned weights are those before dropout.
+        causal: let each query see only keys up to its own position, bottom right.
+
+    Attributes:
+        bias: parameter of shape (H, 2 · max_distance + 1), 0 at the start; entry (h, r)
+            is added to the scores of head h at distance r - max_distance.
+
+    Raises:
+        ValueError: num_heads or max_distance below 1, or dropout outside [0, 1].
+
+    Source: chapter 6, eq-learned-bias; document 003; Raffel et al. (2020).
+    """
+
+    def __init__(
+        self, num_heads: int, max_distance: int, dropout: float = 0.0, causal: bool = False
+    ) -> None:
+        super().__init__(dropout, causal)
+        for name, size in (("num_heads", num_heads), ("max_distance", max_distance)):
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        self.max_distance = max_distance
+        self.bias = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch heads keys d_k"],
+        value: Float[Tensor, "*batch heads keys d_v"],
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    ) -> tuple[
+        Float[Tensor, "*batch heads queries d_v"],
+        Float[Tensor, "*batch heads queries keys"],
+    ]:
+        """Output and weights; see `BaseAttention.forward`. Heads are dimension -3."""
+        check_inputs(query, key, value, mask)
+        if query.dim() < 3 or query.shape[-3] != len(self.bias):
+            raise ValueError(
+                f"query: expected {len(self.bias)} heads, shape (..., heads, tokens, d_k), "
+                f"got shape {tuple(query.shape)}"
+            )
+        queries, keys = query.shape[-2], key.shape[-2]
+        distance = relative_positions(queries, keys, self.max_distance, query.device)
+        bias = self.bias.to(query.dtype)[:, distance + self.max_distance]
+        bias = bias.expand(*query.shape[:-1], keys)
+        if mask is not None:
+            bias = apply_mask(bias, mask)
+        return super().forward(query, key, value, bias)
+
+
+def guidance(
+    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
+) -> Float[Tensor, "*batch keys"]:
+    """The bias on the scores of keys whose equation is violated by `residual`.
+
+    Args:
+        residual: of the differential equation at each key; sign and unit do not matter.
+        strength: γ; 0 means no guidance.
+        floor: ε > 0; a key without residual counts as if it had ε times the mean.
+
+    Returns:
+        γ ln ρ of the same shape, where ρ is the size of the residual over its mean.
+
+    Source: chapter 6, eq-guidance.
+    """
+    size = residual.abs()
+    mean = size.mean(dim=-1, keepdim=True)
+    relative = torch.where(mean > 0, size / mean, 1.0)
+    return strength * torch.log(relative + floor)
+
+
+class PhysicsGuidedAttention(ScaledDotProductAttention):
+    """Attention that prefers keys at which a differential equation is violated.
+
+    The residual reaches the head by `guide`, which is called whenever the residual has
+    been computed anew; until then, and after `guide(None)`, the head is not guided.
+
+    Args:
+        strength: γ ≥ 0, the exponent of the residual in the weights; 0 means no guidance.
+        floor: ε > 0; a key without residual counts as if it had ε times the mean.
+        dropout: probability in [0, 1] of dropping a weight, in training mode only; the
+            returned weights are those before dropout.
+        causal: let each query see only keys up to its own position, bottom right.
+        scale: factor on the scores; `None` means 1/√d_k.
+
+    Raises:
+        ValueError: strength < 0, floor ≤ 0, or dropout outside [0, 1].
+
+    Source: chapter 6, eq-guided-weights, eq-guidance; document 003 (PINN-guided
+    attention); Anagnostopoulos et al. (2024) for residuals as weights.
+    """
+
+    def __init__(
+        self,
+        strength: float = 1.0,
+        floor: float = 0.01,
+        dropout: float = 0.0,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(dropout, causal, scale)
+        if not strength >= 0:
+            raise ValueError(f"strength: expected a number of at least 0, got {strength}")
+        if not floor > 0:
+            raise ValueError(f"floor: expected a number above 0, got {floor}")
+        self.strength, self.floor = strength, floor
+        self.residual: Tensor | None = None
+
+    def guide(self, residual: Float[Tensor, "*batch keys"] | None) -> None:
+        """Sets the residual at the keys, for all calls from now on.
+
+        Args:
+            residual: last dimension the keys; the others broadcast to the leading
+                dimensions of the key. It is detached: no gradient flows into it. `None`
+                ends the guidance.
+
+        Raises:
+            TypeError: not a floating-point tensor.
+        """
+        if residual is not None and not (
+            isinstance(residual, Tensor) and residual.is_floating_point()
+        ):
+            raise TypeError(f"residual: expected a floating-point tensor, got {residual!r}")
+        self.residual = None if residual is None else residual.detach()
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
+        """Output and weights; see `BaseAttention.forward`."""
+        check_inputs(query, key, value, mask)
+        if self.residual is not None:
+            keys = key.shape[-2]
+            if self.residual.shape[-1] != keys:
+                raise ValueError(
+                    f"residual: expected one number for each of {keys} keys, "
+                    f"got shape {tuple(self.residual.shape)}"
+                )
+            bias = guidance(self.residual.to(query), self.strength, self.floor)
+            bias = bias.unsqueeze(-2).expand(*query.shape[:-1], keys)
+            mask = bias if mask is None else apply_mask(bias, mask)
+        return super().forward(query, key, value, mask)

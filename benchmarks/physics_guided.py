@@ -1,0 +1,66 @@
+"""Relative errors of the network of chapter 6, with and without physical guidance.
+
+Runs the chapter's own cells, those tagged `burgers`, for five seeds each way.
+
+    python benchmarks/physics_guided.py    writes results/physics_guided.json
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import torch
+from machine import describe
+from torch import nn
+
+from attnlib import MultiHeadAttention, PhysicsGuidedAttention
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def chapter_code() -> dict[str, Any]:
+    """What the tagged cells of the chapter define."""
+    notebook = nbformat.read(ROOT / "book" / "06_heads_to_plug_in.ipynb", as_version=4)
+    names: dict[str, Any] = {"math": math, "torch": torch, "nn": nn}
+    names |= {"MultiHeadAttention": MultiHeadAttention}
+    names |= {"PhysicsGuidedAttention": PhysicsGuidedAttention}
+    for cell in notebook.cells:
+        if "burgers" in cell.metadata.get("tags", []):
+            exec(cell.source, names)
+    return names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
+    options = parser.parse_args()
+    torch.set_default_dtype(torch.float64)
+    code = chapter_code()
+    found: dict[str, list[float]] = {"not guided": [], "guided": [], "moved": []}
+    for seed in range(options.seeds):
+        for name in ("not guided", "guided"):
+            start = time.perf_counter()
+            u, error = code["solve"](name == "guided", seed, options.steps)
+            found[name].append(error)
+            if name == "guided":
+                found["moved"].append(code["renew"](u, keep=0.9))
+            seconds = time.perf_counter() - start
+            print(f"seed {seed}, {name}: {error:.2e}, {seconds:.0f} s", flush=True)
+    record = {
+        "seeds": options.seeds,
+        "steps": options.steps,
+        **found,
+        "machine": describe(),
+    }
+    path = Path(__file__).parent / "results" / "physics_guided.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
