@@ -95,7 +95,10 @@ def make_heads(
     if not isinstance(attention, list | tuple | nn.ModuleList):
         raise TypeError(f"{wanted}, got {attention!r}")
     if len(attention) != num_heads:
-        raise ValueError(f"attention: expected {num_heads} heads, got {len(attention)}")
+        count = len(attention)
+        raise ValueError(
+            f"attention: expected {num_heads} instances, one a head, got {count}"
+        )
     for head in attention:
         if not isinstance(head, BaseAttention):
             raise TypeError(f"{wanted}, got a list with {head!r}")

@@ -90,7 +90,7 @@ REFUSED = {
     "a wrong head count": (
         lambda: MultiHeadAttention(12, 3, attention=[ScaledDotProductAttention()] * 2),
         ValueError,
-        "attention: expected 3 heads, got 2",
+        "attention: expected 3 instances, one a head, got 2",
     ),
     "a class that is no attention": (
         lambda: MultiHeadAttention(12, 3, attention=nn.Linear),
@@ -237,6 +237,17 @@ def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
     output, per_head = ours(query, memory, mask=mask_from_torch(**masks))
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(torch.stack(per_head, 1), weights, rtol=0, atol=1e-12)
+
+    output.square().sum().backward()
+    expected.square().sum().backward()
+    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+    pairs = [(torch.cat([p.weight.grad.T for p in projections]), theirs.in_proj_weight)]
+    pairs.append((ours.out_proj.weight.grad.T, theirs.out_proj.weight))
+    if bias:
+        pairs.append((torch.cat([p.bias.grad for p in projections]), theirs.in_proj_bias))
+        pairs.append((ours.out_proj.bias.grad, theirs.out_proj.bias))
+    for gradient, parameter in pairs:
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
 
 
 def test_masks_from_torch():
