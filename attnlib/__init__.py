@@ -6,6 +6,7 @@ below are sorted by chapter.
 
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
+from attnlib.layer_norm import LayerNorm
 from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
 from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
 from attnlib.projection import Projection
@@ -33,4 +34,6 @@ __all__ = [
     # Chapter 6: heads to plug in
     "LearnedBiasAttention",
     "PhysicsGuidedAttention",
+    # Chapter 7: layer normalization
+    "LayerNorm",
 ]

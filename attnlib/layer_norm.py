@@ -1,0 +1,69 @@
+"""Layer normalization: each token to mean 0 and variance 1, then a learned scale.
+
+Derived in chapter 7, "Layer normalization" (book/07_layer_norm.ipynb).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlib.self_attention import check_layer_input
+
+
+class LayerNorm(nn.Module):
+    """(input - μ) / √(σ² + ε) · γ + β, with μ and σ² over the features of each token.
+
+    Args:
+        d_model: features of a token.
+        eps: ε, added to the variance inside the root.
+
+    Attributes:
+        gamma: γ, shape (d_model,), 1 at the start.
+        beta: β, shape (d_model,), 0 at the start.
+
+    Raises:
+        ValueError: d_model below 1, or eps below 0.
+
+    Source: chapter 7, eq-layer-norm, eq-layer-norm-statistics; Ba et al. (2016);
+    documents 000 and 001.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: expected at least 1, got {d_model}")
+        if not eps >= 0:
+            raise ValueError(f"eps: expected a number of at least 0, got {eps}")
+        self.eps = eps
+        self.gamma = nn.Parameter(torch.ones(d_model))
+        self.beta = nn.Parameter(torch.zeros(d_model))
+
+    @classmethod
+    def from_torch(cls, module: nn.LayerNorm) -> "LayerNorm":
+        """A copy of PyTorch's layer.
+
+        Raises:
+            ValueError: the layer normalizes over more than the last dimension.
+        """
+        if len(module.normalized_shape) != 1:
+            shape = tuple(module.normalized_shape)
+            raise ValueError(f"module: expected one normalized dimension, got {shape}")
+        norm = cls(module.normalized_shape[0], module.eps)
+        with torch.no_grad():
+            for mine, theirs in ((norm.gamma, module.weight), (norm.beta, module.bias)):
+                if theirs is not None:  # without, they stay 1 and 0
+                    mine.data = theirs.clone()
+        return norm
+
+    def forward(
+        self, input: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Output of the shape and dtype of input (..., d_model).
+
+        Raises:
+            TypeError: input is not floating point, or not of the dtype of gamma.
+            ValueError: input has not d_model features, or is on another device.
+        """
+        check_layer_input("input", input, len(self.gamma), self.gamma)
+        return F.layer_norm(input, self.gamma.shape, self.gamma, self.beta, self.eps)

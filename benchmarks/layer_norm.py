@@ -1,0 +1,72 @@
+"""Time of layer normalization as multiples of the time of a copy.
+
+Three ways: written out operation by operation, LayerNorm, and nn.LayerNorm.
+
+python benchmarks/layer_norm.py    writes results/layer_norm.json
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from machine import describe
+from torch import nn
+
+from attnlib import LayerNorm
+
+SHAPES = ((512, 512), (4096, 768), (16384, 768))  # tokens, features
+
+
+def written_out(x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+    """The equation, operation by operation, as chapter 7 first has it."""
+    mu = x.mean(dim=-1, keepdim=True)
+    variance = ((x - mu) ** 2).mean(dim=-1, keepdim=True)
+    return (x - mu) / torch.sqrt(variance + norm.eps) * norm.gamma + norm.beta
+
+
+def measure(tokens: int, features: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds, and median ratios to the copy, over alternating rounds."""
+    torch.manual_seed(0)
+    x, target = torch.randn(tokens, features), torch.empty(tokens, features)
+    ours, theirs = LayerNorm(features), nn.LayerNorm(features)
+    calls = {
+        "copy": lambda: target.copy_(x),
+        "written": lambda: written_out(x, ours),
+        "ours": lambda: ours(x),
+        "theirs": lambda: theirs(x),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name, call in sorted(calls.items(), reverse=number % 2 == 1):
+            call()  # untimed: what the one before left in caches and allocator is gone
+            start = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    row = {f"{name}_ms": round(statistics.median(ms), 4) for name, ms in times.items()}
+    for name in ("written", "ours", "theirs"):
+        pairs = zip(times[name], times["copy"], strict=True)
+        row[f"{name}_to_copy"] = round(statistics.median(a / b for a, b in pairs), 2)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=41)
+    rounds = parser.parse_args().rounds
+    rows = []
+    with torch.inference_mode():
+        for tokens, features in SHAPES:
+            measured = measure(tokens, features, rounds)
+            rows.append({"tokens": tokens, "features": features, **measured})
+            print(rows[-1], flush=True)
+    record = {"rounds": rounds, "machine": describe(), "rows": rows}
+    path = Path(__file__).parent / "results" / "layer_norm.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
