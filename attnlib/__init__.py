@@ -6,6 +6,7 @@ below are sorted by chapter.
 
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
+from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.layer_norm import LayerNorm
 from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
 from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
@@ -36,4 +37,6 @@ __all__ = [
     "PhysicsGuidedAttention",
     # Chapter 7: layer normalization
     "LayerNorm",
+    # Chapter 8: feed-forward network
+    "FeedForwardNetwork",
 ]
