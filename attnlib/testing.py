@@ -175,6 +175,9 @@ def check_refusals(attention: BaseAttention, leading: tuple[int, ...]) -> None:
         except expected as error:
             message = str(error)
             assert message.startswith(name), f"the error does not name {name}: {message}"
+        except Exception as error:
+            kind = f"{type(error).__name__}; expected {expected.__name__}"
+            raise AssertionError(f"a bad {name} raised {kind}") from error
         else:
             raise AssertionError(f"a bad {name} was accepted; expected {expected.__name__}")
 
