@@ -7,14 +7,11 @@ machine's speed meets them all, and the median over the rounds is recorded.
 """
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from machine import describe
+from paired import time_in_turn, write_record
 from torch.nn import functional as F
 
 from attnlib import ScaledDotProductAttention
@@ -40,13 +37,7 @@ def contestants(tokens: int) -> dict[str, Callable[[], object]]:
 def measure(tokens: int, rounds: int) -> dict[str, float]:
     """Median milliseconds of each contestant over alternating rounds."""
     calls = contestants(tokens)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call()  # untimed: what the one before left in caches and allocator is gone
-            start = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - start))
+    times = time_in_turn(calls, rounds)
     return {name: round(statistics.median(ms), 4) for name, ms in times.items()}
 
 
@@ -62,13 +53,9 @@ def main() -> None:
     record = {
         "what": f"forward, batch 1, {HEADS} heads of {FEATURES}, float32",
         "rounds": rounds,
-        "machine": describe(),
         "rows": rows,
     }
-    path = Path(__file__).parent / "results" / "attention_cost.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path.name}")
+    write_record("attention_cost", record)
 
 
 if __name__ == "__main__":

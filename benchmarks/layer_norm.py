@@ -6,13 +6,10 @@ python benchmarks/layer_norm.py    writes results/layer_norm.json
 """
 
 import argparse
-import json
 import statistics
-import time
-from pathlib import Path
 
 import torch
-from machine import describe
+from paired import time_in_turn, write_record
 from torch import nn
 
 from attnlib import LayerNorm
@@ -38,13 +35,7 @@ def measure(tokens: int, features: int, rounds: int) -> dict[str, float]:
         "ours": lambda: ours(x),
         "theirs": lambda: theirs(x),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds):
-        for name, call in sorted(calls.items(), reverse=number % 2 == 1):
-            call()  # untimed: what the one before left in caches and allocator is gone
-            start = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - start))
+    times = time_in_turn(calls, rounds)
     row = {f"{name}_ms": round(statistics.median(ms), 4) for name, ms in times.items()}
     for name in ("written", "ours", "theirs"):
         pairs = zip(times[name], times["copy"], strict=True)
@@ -62,10 +53,8 @@ def main() -> None:
             measured = measure(tokens, features, rounds)
             rows.append({"tokens": tokens, "features": features, **measured})
             print(rows[-1], flush=True)
-    record = {"rounds": rounds, "machine": describe(), "rows": rows}
-    path = Path(__file__).parent / "results" / "layer_norm.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path.name}")
+    record = {"rounds": rounds, "rows": rows}
+    write_record("layer_norm", record)
 
 
 if __name__ == "__main__":

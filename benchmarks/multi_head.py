@@ -8,14 +8,11 @@ are recorded.
 """
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from machine import describe
+from paired import time_in_turn, write_record
 from torch import nn
 
 from attnlib import MultiHeadAttention
@@ -48,13 +45,7 @@ def contestants(
 
 def measure(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Median milliseconds, and median ratios of ours to the other two."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds):
-        for name, call in sorted(calls.items(), reverse=number % 2 == 1):
-            call()  # untimed: what the one before left in caches and allocator is gone
-            start = time.perf_counter()
-            call()
-            times[name].append(1e3 * (time.perf_counter() - start))
+    times = time_in_turn(calls, rounds)
 
     def ratio(other: str) -> float:
         pairs = zip(times["ours"], times[other], strict=True)
@@ -75,10 +66,8 @@ def main() -> None:
             measured = measure(contestants(*shape, backward=backward), rounds)
             rows.append({**named, "pass": name, **measured})
             print(rows[-1], flush=True)
-    record = {"rounds": rounds, "machine": describe(), "rows": rows}
-    path = Path(__file__).parent / "results" / "multi_head.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path.name}")
+    record = {"rounds": rounds, "rows": rows}
+    write_record("multi_head", record)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Runs the chapter's own cells, those tagged `burgers`, for five seeds each way.
 """
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import nbformat
 import torch
-from machine import describe
+from paired import write_record
 from torch import nn
 
 from attnlib import MultiHeadAttention, PhysicsGuidedAttention
@@ -55,11 +54,8 @@ def main() -> None:
         "seeds": options.seeds,
         "steps": options.steps,
         **found,
-        "machine": describe(),
     }
-    path = Path(__file__).parent / "results" / "physics_guided.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path.name}")
+    write_record("physics_guided", record)
 
 
 if __name__ == "__main__":

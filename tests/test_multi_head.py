@@ -344,7 +344,7 @@ def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan():
     assert all(g.isfinite().all() for g in gradients)
 
 
-def test_autocast_compile_free_export_and_state(as_shipped):
+def test_autocast_export_and_state(as_shipped):
     layer = MultiHeadAttention(12, 3, attention=LearnedBiasAttention(3, 4)).eval()
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(X)[0].dtype == torch.bfloat16
