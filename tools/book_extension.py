@@ -130,6 +130,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it in any case
     app.connect("config-inited", find_toc, priority=100)
     app.connect("builder-inited", copy_mathjax)
+    # Sphinx copies a changed style or script only when it has some page to write.
+    app.connect("env-get-outdated", lambda app, *_: [app.config.root_doc])
     app.connect("doctree-read", shape_page)
     app.connect("html-page-context", load_only_needed, priority=900)
     # A change of this file rebuilds every page.
