@@ -13,6 +13,12 @@ from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask, masked_softmax
 from attnlib.self_attention import SelfAttention
+from attnlib.transformer import (
+    LanguageModel,
+    TransformerBlock,
+    sample,
+    sinusoidal_positions,
+)
 
 __all__ = [
     # Chapter 1: scaled dot-product attention
@@ -39,4 +45,9 @@ __all__ = [
     "LayerNorm",
     # Chapter 8: feed-forward network
     "FeedForwardNetwork",
+    # Chapter 9: the transformer
+    "LanguageModel",
+    "TransformerBlock",
+    "sample",
+    "sinusoidal_positions",
 ]

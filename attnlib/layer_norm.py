@@ -50,10 +50,12 @@ class LayerNorm(nn.Module):
             shape = tuple(module.normalized_shape)
             raise ValueError(f"module: expected one normalized dimension, got {shape}")
         norm = cls(module.normalized_shape[0], module.eps)
+        if module.weight is not None:
+            norm.to(module.weight.device, module.weight.dtype)
         with torch.no_grad():
             for mine, theirs in ((norm.gamma, module.weight), (norm.beta, module.bias)):
                 if theirs is not None:  # without, they stay 1 and 0
-                    mine.data = theirs.clone()
+                    mine.copy_(theirs)
         return norm
 
     def forward(

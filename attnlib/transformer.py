@@ -1,0 +1,343 @@
+"""The transformer: blocks of attention and feed-forward, and a language model of them.
+
+Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlib.base import BaseAttention, check_probability
+from attnlib.feed_forward import FeedForwardNetwork
+from attnlib.layer_norm import LayerNorm
+from attnlib.multi_head import MultiHeadAttention
+from attnlib.scaled_dot_product import ScaledDotProductAttention
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then a feed-forward network, each beside a residual path.
+
+    With norm_first, y = x + MultiHead(norm_1(x)) and output = y + FFN(norm_2(y));
+    without, y = norm_1(x + MultiHead(x)) and output = norm_2(y + FFN(y)).
+
+    Args:
+        embed_dim: features of a token; divisible by num_heads.
+        num_heads: number of heads.
+        d_ff: hidden features of the feed-forward network; `None` means 4 · embed_dim.
+        attention: what a head is, see `make_heads`; `None` means the scaled dot product
+            with this dropout, not causal.
+        dropout: probability in [0, 1] of dropping an entry of what is added to x, a
+            hidden feature or, if attention is `None`, a weight; in training mode only.
+        norm_first: whether the norms stand before the sub-layers or after the sums.
+        activation: of the feed-forward network.
+
+    Attributes:
+        attention, feed_forward: `MultiHeadAttention` and `FeedForwardNetwork`.
+        norm_1, norm_2: `LayerNorm(embed_dim)`.
+
+    Raises:
+        TypeError: attention is not what `make_heads` takes.
+        ValueError: embed_dim not divisible by num_heads, or dropout outside [0, 1].
+
+    Source: chapter 9, eq-pre-norm and eq-post-norm; Vaswani et al. (2017), section 3.1.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        d_ff: int | None = None,
+        attention: type[BaseAttention]
+        | BaseAttention
+        | Sequence[BaseAttention]
+        | None = None,
+        dropout: float = 0.0,
+        norm_first: bool = True,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+    ) -> None:
+        super().__init__()
+        self.dropout = check_probability("dropout", dropout)
+        if attention is None:
+            attention = ScaledDotProductAttention(dropout)
+        self.norm_1, self.norm_2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
+        self.attention = MultiHeadAttention(embed_dim, num_heads, attention)
+        self.feed_forward = FeedForwardNetwork(embed_dim, d_ff, dropout, activation)
+        self.norm_first = norm_first
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch tokens embed_dim"],
+        mask: Tensor | None = None,
+        return_weights: bool = False,
+    ) -> (
+        Float[Tensor, "*batch tokens embed_dim"]
+        | tuple[Float[Tensor, "*batch tokens embed_dim"], list[Tensor | None] | None]
+    ):
+        """Output of the shape of x, on request with the attention weights of each head.
+
+        Args:
+            x: tokens (..., n, embed_dim).
+            mask: as for `MultiHeadAttention`: True = may attend, 2-D or 4-D.
+            return_weights: whether to return (output, weights), weights as there.
+
+        Raises:
+            TypeError, ValueError: x or mask is not what the parts take.
+        """
+        if self.norm_first:
+            attended, weights = self.attention(self.norm_1(x), mask=mask)
+            y = x + self.drop(attended)
+            output = y + self.drop(self.feed_forward(self.norm_2(y)))
+        else:
+            attended, weights = self.attention(x, mask=mask)
+            y = self.norm_1(x + self.drop(attended))
+            output = self.norm_2(y + self.drop(self.feed_forward(y)))
+        return (output, weights) if return_weights else output
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Dropout, in training mode only."""
+        return F.dropout(x, self.dropout, self.training)
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerBlock":
+        """A copy of PyTorch's layer, always batch first; see `mask_from_torch` for masks.
+
+        Raises:
+            ValueError: its attention is not what `MultiHeadAttention.from_torch` takes.
+        """
+        block = cls(
+            layer.self_attn.embed_dim,
+            layer.self_attn.num_heads,
+            dropout=layer.dropout1.p,
+            norm_first=layer.norm_first,
+            activation=layer.activation,
+        )
+        block.norm_1 = LayerNorm.from_torch(layer.norm1)
+        block.norm_2 = LayerNorm.from_torch(layer.norm2)
+        block.attention = MultiHeadAttention.from_torch(layer.self_attn)
+        block.feed_forward = FeedForwardNetwork.from_torch(
+            layer.linear1, layer.linear2, layer.activation
+        )
+        block.feed_forward.dropout = layer.dropout.p
+        return block.train(layer.training)
+
+
+def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:
+    """Row t holds sin(ω_i t) and cos(ω_i t) in columns 2i and 2i + 1.
+
+    The angular frequencies are ω_i = 10000^(-2i / embed_dim), in radians per token.
+
+    Args:
+        tokens: number of positions, counted from 0.
+        embed_dim: number of columns, even.
+
+    Raises:
+        ValueError: embed_dim is odd.
+
+    Source: chapter 9, eq-sinusoidal; Vaswani et al. (2017), section 3.5.
+    """
+    if embed_dim % 2:
+        raise ValueError(f"embed_dim: expected an even number, got {embed_dim}")
+    position = torch.arange(tokens, dtype=torch.float64)
+    omega = 10000 ** (-torch.arange(0, embed_dim, 2, dtype=torch.float64) / embed_dim)
+    angle = position[:, None] * omega
+    table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
+    return table.to(torch.get_default_dtype())
+
+
+def sample(
+    logits: Float[Tensor, "*batch vocab_size"],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "*batch 1"]:
+    """Draws one token from softmax(logits / temperature).
+
+    Args:
+        logits: shape (vocab_size,) or (batch, vocab_size).
+        temperature: at least 0; 0 means the likeliest token.
+        top_k: how many of the likeliest tokens may be drawn; `None` means all.
+        generator: the source of randomness; `None` means PyTorch's own.
+
+    Raises:
+        ValueError: temperature below 0, or top_k below 1.
+
+    Source: chapter 9, eq-temperature.
+    """
+    if not temperature >= 0:
+        raise ValueError(f"temperature: expected at least 0, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k: expected at least 1, got {top_k}")
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    p = torch.softmax(logits / temperature, dim=-1)
+    return torch.multinomial(p, 1, generator=generator)
+
+
+def check_causal(attention: MultiHeadAttention) -> None:
+    """Refuses heads that let a token see later ones.
+
+    Raises:
+        ValueError: a head has no attribute `causal`, or it is False.
+
+    Source: chapter 9; the contract of chapter 1.
+    """
+    heads = attention.attention
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        if not getattr(head, "causal", False):
+            raise ValueError(
+                "attention: expected causal=True, since a language model must not see "
+                f"later tokens, got {head!r}"
+            )
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only transformer: logits of each token given the ones before it.
+
+    Args:
+        vocab_size: number of different tokens.
+        context_length: the most tokens that it can see.
+        embed_dim, num_heads, d_ff, dropout, norm_first, activation: as for
+            `TransformerBlock`.
+        num_layers: number of blocks.
+        attention: what a head is, see `make_heads`; it must have causal=True. Each block
+            gets a copy of its own. `None` means the causal scaled dot product.
+        positions: "learned" or "sinusoidal".
+
+    Attributes:
+        token_embedding: `nn.Embedding`; its weight also makes the logits.
+        positions: what is added at each position, (context_length, embed_dim).
+        blocks: the blocks, each a `TransformerBlock`.
+        norm: `LayerNorm` after the last block if norm_first, otherwise the identity.
+
+    Raises:
+        TypeError: attention is not what `make_heads` takes.
+        ValueError: a size below 1, attention that is not causal, or unknown positions.
+
+    Source: chapter 9, eq-next-token and eq-tied-logits; Radford et al. (2019).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        embed_dim: int,
+        num_heads: int,
+        num_layers: int,
+        d_ff: int | None = None,
+        attention: type[BaseAttention]
+        | BaseAttention
+        | Sequence[BaseAttention]
+        | None = None,
+        dropout: float = 0.0,
+        norm_first: bool = True,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        positions: str = "learned",
+    ) -> None:
+        super().__init__()
+        sizes = {"vocab_size": vocab_size, "context_length": context_length}
+        for name, size in {**sizes, "num_layers": num_layers}.items():
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        if attention is None:
+            attention = ScaledDotProductAttention(dropout, causal=True)
+        options = (dropout, norm_first, activation)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(embed_dim, num_heads, d_ff, copy.deepcopy(attention), *options)
+            for _ in range(num_layers)
+        )
+        check_causal(self.blocks[0].attention)
+        self.context_length, self.dropout = context_length, dropout
+        self.token_embedding = nn.Embedding(vocab_size, embed_dim)
+        self.norm = LayerNorm(embed_dim) if norm_first else nn.Identity()
+        # Tokens and positions start with length 1, so that neither drowns the other.
+        nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
+        if positions == "learned":
+            start = torch.randn(context_length, embed_dim) * embed_dim**-0.5
+            self.positions = nn.Parameter(start)
+        elif positions == "sinusoidal":
+            table = sinusoidal_positions(context_length, embed_dim)
+            table = table * (embed_dim / 2) ** -0.5
+            self.register_buffer("positions", table, persistent=False)
+        else:
+            wanted = "'learned' or 'sinusoidal'"
+            raise ValueError(f"positions: expected {wanted}, got {positions!r}")
+
+    def forward(
+        self, ids: Int[Tensor, "*batch tokens"], return_weights: bool = False
+    ) -> (
+        Float[Tensor, "*batch tokens vocab_size"]
+        | tuple[Float[Tensor, "*batch tokens vocab_size"], list[list[Tensor | None] | None]]
+    ):
+        """Logits of the next token at each position, on request with all the weights.
+
+        Args:
+            ids: tokens (..., n) as integers below vocab_size, n at most context_length.
+            return_weights: whether to return (logits, weights), the weights being a list
+                with those of each block.
+
+        Raises:
+            IndexError: an id outside the vocabulary (raised by PyTorch).
+            TypeError: ids are not integers.
+            ValueError: more tokens than context_length, or no dimension of tokens.
+        """
+        self.check_ids(ids)
+        x = self.token_embedding(ids) + self.positions[: ids.shape[-1]]
+        x = F.dropout(x, self.dropout, self.training)
+        per_block = []
+        for block in self.blocks:
+            x, weights = block(x, return_weights=True)
+            per_block.append(weights)
+        logits = F.linear(self.norm(x), self.token_embedding.weight)
+        return (logits, per_block) if return_weights else logits
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Refuses what is not a sequence of tokens short enough."""
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+            got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+            raise TypeError(f"ids: expected a tensor of int64 or int32, got {got}")
+        if ids.dim() < 1 or ids.shape[-1] > self.context_length:
+            raise ValueError(
+                f"ids: expected at most context_length = {self.context_length} tokens in "
+                f"the last dimension, got shape {tuple(ids.shape)}"
+            )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        length: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "*batch more_tokens"]:
+        """The given tokens, continued by `length` drawn ones.
+
+        Where the text has become longer than context_length, only its end is seen. Call
+        `eval()` first if the model has dropout.
+
+        Args:
+            ids: the start, (n,) or (batch, n), at least one token.
+            length: number of tokens to draw, each by `sample`.
+            temperature, top_k, generator: see `sample`.
+
+        Raises:
+            TypeError, ValueError: see `forward` and `sample`; or no token to start from.
+        """
+        if ids.dim() not in (1, 2) or not ids.shape[-1]:
+            raise ValueError(
+                "ids: expected (tokens,) or (batch, tokens) with at least one token, "
+                f"got shape {tuple(ids.shape)}"
+            )
+        for _ in range(length):
+            logits = self(ids[..., -self.context_length :])[..., -1, :]
+            chosen = sample(logits, temperature, top_k, generator)
+            ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
+        return ids
