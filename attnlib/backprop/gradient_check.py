@@ -110,7 +110,7 @@ def gradient_check(
 
     Source: chapter 10, eq-five-point, eq-relative-error.
     """
-    layer, inputs = copy.deepcopy((layer, inputs))
+    layer, inputs = copy.deepcopy(layer), tuple(map(copy.deepcopy, inputs))
     arrays = differentiable(layer, inputs)
     ran, output = run_copy(layer, inputs, options)
     if np.ndim(output) == 0:
@@ -130,7 +130,7 @@ def gradient_check(
             shapes = f"shape {np.shape(gradient)}, the array has {array.shape}"
             raise AssertionError(f"{name}: the gradient has {shapes}")
 
-        def loss(moved: np.ndarray, array: np.ndarray = array) -> np.ndarray:
+        def loss(moved: np.ndarray, array: np.ndarray = array) -> Any:
             array[...] = moved
             return weights * run_copy(layer, inputs, options)[1]
 

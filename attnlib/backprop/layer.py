@@ -6,6 +6,7 @@ Derived in chapter 10, "Backward through attention" (book/10_backward_attention.
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 
 def check_floating(name: str, array: Any, dtype: np.dtype | None = None) -> None:
@@ -85,11 +86,12 @@ class Layer:
         """The same as `train(False)`."""
         return self.train(False)
 
-    def remember(self, output: np.ndarray, **cache: Any) -> None:
+    def remember(self, output: np.ndarray | np.inexact, **cache: Any) -> None:
         """Keeps what backward will need, in place of what an earlier forward kept.
 
         Args:
-            output: the result of forward, whose shape and dtype d_output must have.
+            output: the result of forward, whose shape and dtype d_output must have; a loss
+                may be a single number.
             cache: arrays, or anything else, by name.
         """
         self._expected = np.shape(output), np.result_type(output)
@@ -157,7 +159,7 @@ class Dropout(Layer):
         self.probability = probability
         self.rng = np.random.default_rng() if rng is None else rng
 
-    def forward(self, input: np.ndarray) -> np.ndarray:
+    def forward(self, input: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         """The input times factors of 0 or 1/(1 - p); itself where nothing is dropped.
 
         Raises:
@@ -173,7 +175,9 @@ class Dropout(Layer):
         self.remember(output, factors=factors)
         return output
 
-    def backward(self, d_output: np.ndarray) -> np.ndarray:
+    def backward(
+        self, d_output: Float[np.ndarray, "*shape"]
+    ) -> Float[np.ndarray, "*shape"]:
         """The gradient of the input: d_output times the same factors.
 
         Raises:
