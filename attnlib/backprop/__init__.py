@@ -17,6 +17,15 @@ from attnlib.backprop.gradient_check import (
     relative_error,
 )
 from attnlib.backprop.layer import Dropout, Layer
+from attnlib.backprop.layers import (
+    CrossEntropy,
+    Embedding,
+    FeedForwardNetwork,
+    LayerNorm,
+    Projection,
+    ReLU,
+    cast,
+)
 
 __all__ = [
     # Chapter 10: backward through attention
@@ -29,4 +38,12 @@ __all__ = [
     "relative_error",
     "softmax",
     "softmax_backward",
+    # Chapter 11: backward through the layers
+    "CrossEntropy",
+    "Embedding",
+    "FeedForwardNetwork",
+    "LayerNorm",
+    "Projection",
+    "ReLU",
+    "cast",
 ]
