@@ -4,6 +4,7 @@ Every definition stands in a chapter of the book, where it is derived and checke
 below are sorted by chapter.
 """
 
+from attnlib import backprop
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
 from attnlib.feed_forward import FeedForwardNetwork
@@ -50,4 +51,6 @@ __all__ = [
     "TransformerBlock",
     "sample",
     "sinusoidal_positions",
+    # Chapters 10 to 12: backward, by hand
+    "backprop",
 ]

@@ -1,0 +1,245 @@
+"""Scaled dot-product attention with its backward by hand, in NumPy.
+
+Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attnlib.backprop.layer import Dropout, Layer, check_floating
+
+
+def softmax(scores: Float[np.ndarray, "*batch keys"]) -> Float[np.ndarray, "*batch keys"]:
+    """Softmax over the last dimension; a row in which every score is -inf becomes 0.
+
+    Args:
+        scores: any shape; -inf marks a key that must not be attended to.
+
+    Returns:
+        Weights of the same shape and dtype: each row sums to 1, or is 0 where nothing is
+        allowed.
+
+    Source: chapter 10, the softmax of chapter 1, eq-softmax-shift; document 004.
+    """
+    top = scores.real.max(axis=-1, keepdims=True, initial=-np.inf)
+    top[top == -np.inf] = 0.0  # an empty row: e^(-inf - 0) = 0 everywhere
+    weights = scores - top
+    np.exp(weights, out=weights)
+    total = weights.sum(axis=-1, keepdims=True)
+    total[total == 0] = 1.0
+    weights /= total
+    return weights
+
+
+def softmax_backward(
+    d_weights: Float[np.ndarray, "*batch keys"], weights: Float[np.ndarray, "*batch keys"]
+) -> Float[np.ndarray, "*batch keys"]:
+    """The gradient of the scores, from that of the weights and the weights themselves.
+
+    Args:
+        d_weights: dP, the gradient of the weights.
+        weights: P, as `softmax` gave them.
+
+    Returns:
+        dS = P ⊙ (dP - rowsum(dP ⊙ P)), of the same shape. Each row sums to 0; where a
+        weight is 0, and so in an empty row, the gradient is 0.
+
+    Source: chapter 10, eq-softmax-backward; document 004, step 3.
+    """
+    mean = np.einsum("...j,...j->...", d_weights, weights)
+    d_scores = d_weights - mean[..., None]
+    d_scores *= weights
+    return d_scores
+
+
+def apply_mask(
+    scores: Float[np.ndarray, "*batch queries keys"],
+    mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."],
+) -> None:
+    """Applies a mask to the scores in place.
+
+    Args:
+        scores: shape (..., N, M); a forbidden pair becomes -inf.
+        mask: broadcasts to the scores; boolean (True = may attend) or added to them.
+
+    Source: chapter 10, the masks of chapter 1, eq-mask-boolean, eq-mask-additive.
+    """
+    if mask.dtype == np.bool_:
+        np.copyto(scores, -np.inf, where=~mask)
+    else:
+        scores += mask
+
+
+def check_attention_inputs(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, mask: np.ndarray | None = None
+) -> None:
+    """Refuses what an attention can't compute, with the words of chapter 1.
+
+    Args:
+        query: expected (..., N, d_k), floating point.
+        key: expected (..., M, d_k), dtype and leading dimensions of query.
+        value: expected (..., M, d_v), likewise.
+        mask: expected to broadcast to (..., N, M), boolean or of the dtype of query.
+
+    Raises:
+        TypeError: not an array, not floating point, or a mixed dtype.
+        ValueError: wrong rank or mismatched shapes.
+
+    Source: chapter 10, the contract of chapter 1.
+    """
+    check_floating("query", query)
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        check_floating(name, array, query.dtype)
+        got = f"got shape {array.shape}"
+        if array.ndim < 2:
+            raise ValueError(
+                f"{name}: expected at least 2 dimensions (tokens, features), {got}"
+            )
+        if array.shape[:-2] != query.shape[:-2]:
+            leading = query.shape[:-2]
+            raise ValueError(
+                f"{name}: expected leading dimensions {leading} as query, {got}"
+            )
+    if key.shape[-1] != query.shape[-1] or key.shape[-1] == 0:
+        expected = (
+            f"d_k = {query.shape[-1]} features as query" if query.shape[-1] else "d_k ≥ 1"
+        )
+        raise ValueError(f"key: expected {expected}, got shape {key.shape}")
+    if value.shape[-2] != key.shape[-2]:
+        expected = f"{key.shape[-2]} tokens as key"
+        raise ValueError(f"value: expected {expected}, got shape {value.shape}")
+    if mask is not None:
+        check_attention_mask(mask, query, keys=key.shape[-2])
+
+
+def check_attention_mask(mask: np.ndarray, query: np.ndarray, keys: int) -> None:
+    """Refuses a mask of a wrong dtype or shape.
+
+    Args:
+        mask: expected to broadcast to the scores' shape (..., N, M).
+        query: shape (..., N, d_k).
+        keys: number of keys M.
+
+    Raises:
+        TypeError: not an array, or neither boolean nor of the dtype of query.
+        ValueError: a shape that does not broadcast to the scores'.
+
+    Source: chapter 10, the contract of chapter 1.
+    """
+    dtype = query.real.dtype
+    if not isinstance(mask, np.ndarray) or mask.dtype not in (np.bool_, dtype):
+        got = mask.dtype if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise TypeError(
+            "mask: expected a boolean array (True = may attend) or a "
+            f"{dtype} array that is added to the scores, got {got}"
+        )
+    shape = (*query.shape[:-1], keys)
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.ndim > len(shape) or any(size not in (1, full) for size, full in sizes):
+        expected = f"expected a shape that broadcasts to that of the scores, {shape}"
+        raise ValueError(f"mask: {expected}, got {mask.shape}")
+
+
+class ScaledDotProductAttention(Layer):
+    """Attention(Q, K, V) = softmax(QKᵀ/√d_k) V, and its backward.
+
+    Args:
+        dropout: probability in [0, 1] of dropping a weight, in training only. The returned
+            weights are those before dropout: their rows sum to 1.
+        causal: let each query see only keys up to its own position, aligned bottom right;
+            composes with any mask.
+        scale: factor on the scores; `None` means 1/√d_k.
+        rng: where dropout takes its random numbers from.
+
+    Attributes:
+        dropout: the layer `Dropout`.
+
+    Raises:
+        ValueError: the probability lies outside [0, 1].
+
+    Source: chapter 10, eq-value-backward, eq-weights-backward, eq-softmax-backward,
+    eq-scaling-backward, eq-query-backward, eq-key-backward; document 004.
+    """
+
+    def __init__(
+        self,
+        dropout: float = 0.0,
+        causal: bool = False,
+        scale: float | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.dropout = Dropout(dropout, rng)
+        self.causal = causal
+        self.scale = scale
+
+    def forward(
+        self,
+        query: Float[np.ndarray, "*batch queries d_k"],
+        key: Float[np.ndarray, "*batch keys d_k"],
+        value: Float[np.ndarray, "*batch keys d_v"],
+        mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."] | None = None,
+    ) -> tuple[
+        Float[np.ndarray, "*batch queries d_v"], Float[np.ndarray, "*batch queries keys"]
+    ]:
+        """Output (..., N, d_v) and weights (..., N, M), which are kept: don't change them.
+
+        Args:
+            query: shape (..., N, d_k).
+            key: shape (..., M, d_k).
+            value: shape (..., M, d_v).
+            mask: broadcasts to (..., N, M); boolean, True = may attend, or floating, added
+                to the scores. `None` allows every pair.
+
+        Raises:
+            TypeError: an array of the wrong or a mixed dtype.
+            ValueError: a wrong rank or mismatched shapes.
+        """
+        check_attention_inputs(query, key, value, mask)
+        queries, keys = query.shape[-2], key.shape[-2]
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else float(self.scale)
+        scores = (scale * query) @ key.swapaxes(-2, -1)
+        if self.causal:
+            apply_mask(scores, np.tri(queries, keys, keys - queries, dtype=bool))
+        if mask is not None:
+            apply_mask(scores, mask)
+        weights = softmax(scores)
+        dropped = self.dropout.forward(weights)
+        output = dropped @ value
+        self.remember(
+            output,
+            query=query,
+            key=key,
+            value=value,
+            weights=weights,
+            dropped=dropped,
+            scale=scale,
+        )
+        return output, weights
+
+    def backward(
+        self, d_output: Float[np.ndarray, "*batch queries d_v"]
+    ) -> tuple[
+        Float[np.ndarray, "*batch queries d_k"],
+        Float[np.ndarray, "*batch keys d_k"],
+        Float[np.ndarray, "*batch keys d_v"],
+    ]:
+        """The gradients of query, key and value.
+
+        Args:
+            d_output: the gradient of the output (..., N, d_v).
+
+        Raises:
+            RuntimeError: there was no forward yet.
+            TypeError: d_output is not floating point, or not of the dtype of the output.
+            ValueError: d_output has not the shape of the output.
+        """
+        kept = self.recall(d_output)
+        d_value = kept["dropped"].swapaxes(-2, -1) @ d_output
+        d_weights = self.dropout.backward(d_output @ kept["value"].swapaxes(-2, -1))
+        d_scores = softmax_backward(d_weights, kept["weights"])
+        d_scores *= kept["scale"]
+        d_query = d_scores @ kept["key"]
+        d_key = d_scores.swapaxes(-2, -1) @ kept["query"]
+        return d_query, d_key, d_value

@@ -1,0 +1,189 @@
+"""What every layer with a backward by hand shares, and the smallest such layer, dropout.
+
+Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+def check_floating(name: str, array: Any, dtype: np.dtype | None = None) -> None:
+    """Refuses what has no gradient, and what would change the dtype of a result.
+
+    Args:
+        name: the argument's name, for the message.
+        array: expected floating point (or complex, as in a complex step).
+        dtype: the one expected; `None` allows any of them.
+
+    Raises:
+        TypeError: not a NumPy array, integers or booleans, or another dtype.
+
+    Source: chapter 10, the contract of a layer.
+    """
+    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.inexact):
+        got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"{name}: expected a floating-point array, got {got}")
+    if dtype is not None and array.dtype != dtype:
+        raise TypeError(f"{name}: expected {dtype}, got {array.dtype}")
+
+
+class Layer:
+    """A function with parameters, whose forward remembers what its backward needs.
+
+    A subclass writes `forward`, which ends with `remember`, and `backward(d_output)`, which
+    begins with `recall`. A public attribute that is an array is a parameter, and one that
+    is a `Layer` is a part, whose parameters belong to the whole. A layer with parameters of
+    its own sets their gradients in `backward`, as the dict `_gradients`.
+
+    Inputs are kept, not copied: leave them unchanged between forward and backward.
+
+    Attributes:
+        training: whether dropout acts; True at the start, see `train` and `eval`.
+
+    Source: chapter 10, the contract of a layer; document 004.
+    """
+
+    training: bool = True
+    _cache: dict[str, Any] | None = None
+    _gradients: dict[str, np.ndarray] | None = None
+
+    def parts(self) -> dict[str, "Layer"]:
+        """The layers that this one is made of, by name."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Layer)}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The arrays that are learned, by name: themselves, so that they can be updated."""
+        everything = vars(self).items()
+        found = {name: array for name, array in everything if isinstance(array, np.ndarray)}
+        for part, layer in self.parts().items():
+            found |= {f"{part}.{name}": array for name, array in layer.parameters().items()}
+        return found
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """The gradients that the last backward has found, with the keys of `parameters`.
+
+        Raises:
+            RuntimeError: there was no backward yet.
+        """
+        found = dict(self._gradients or {})
+        for part, layer in self.parts().items():
+            found |= {f"{part}.{name}": array for name, array in layer.gradients().items()}
+        if missing := [name for name in self.parameters() if name not in found]:
+            what = f"{type(self).__name__}: no gradient of {', '.join(missing)}"
+            raise RuntimeError(f"{what}: call backward first")
+        return {name: found[name] for name in self.parameters()}
+
+    def train(self, mode: bool = True) -> "Layer":
+        """Sets `training` here and in all parts; returns the layer."""
+        self.training = mode
+        for part in self.parts().values():
+            part.train(mode)
+        return self
+
+    def eval(self) -> "Layer":
+        """The same as `train(False)`."""
+        return self.train(False)
+
+    def remember(self, output: np.ndarray | np.inexact, **cache: Any) -> None:
+        """Keeps what backward will need, in place of what an earlier forward kept.
+
+        Args:
+            output: the result of forward, whose shape and dtype d_output must have; a loss
+                may be a single number.
+            cache: arrays, or anything else, by name.
+        """
+        self._expected = np.shape(output), np.result_type(output)
+        self._cache = cache
+
+    def recall(self, d_output: np.ndarray | None = None) -> dict[str, Any]:
+        """What the last forward has kept; backward reads it and must not write to it.
+
+        Args:
+            d_output: the gradient that backward was given; may be left out where the
+                output is a single number, a loss.
+
+        Raises:
+            RuntimeError: there was no forward yet.
+            TypeError: d_output is not floating point, or not of the dtype of the output.
+            ValueError: d_output has not the shape of the output.
+        """
+        if self._cache is None:
+            raise RuntimeError(f"{type(self).__name__}: call forward before backward")
+        shape, dtype = self._expected
+        if d_output is not None or shape != ():
+            check_floating("d_output", d_output, dtype)
+            if d_output.shape != shape:
+                expected = f"expected shape {shape} as the output"
+                raise ValueError(f"d_output: {expected}, got {d_output.shape}")
+        return self._cache
+
+    def cache_bytes(self) -> int:
+        """Memory in bytes held between forward and backward, inputs included.
+
+        An array that several parts keep, or keep views of, counts once.
+        """
+        return sum(self._held().values())
+
+    def _held(self) -> dict[int, int]:
+        """Size in bytes of each array that the cache keeps alive, by its identity."""
+        held = {}
+        for array in (self._cache or {}).values():
+            if isinstance(array, np.ndarray):
+                while isinstance(array.base, np.ndarray):  # a view keeps the whole alive
+                    array = array.base
+                held[id(array)] = array.nbytes
+        for part in self.parts().values():
+            held |= part._held()
+        return held
+
+
+class Dropout(Layer):
+    """Sets entries to 0 at random and divides the others by 1 - p, in training only.
+
+    Args:
+        probability: p in [0, 1], of dropping an entry.
+        rng: where the random numbers come from; `None` makes a generator of its own.
+
+    Raises:
+        ValueError: the probability lies outside [0, 1].
+
+    Source: chapter 10, eq-dropout-backward; chapter 3, eq-dropout.
+    """
+
+    def __init__(self, probability: float, rng: np.random.Generator | None = None) -> None:
+        if not 0.0 <= probability <= 1.0:
+            expected = "expected a probability between 0 and 1"
+            raise ValueError(f"dropout: {expected}, got {probability}")
+        self.probability = probability
+        self.rng = np.random.default_rng() if rng is None else rng
+
+    def forward(self, input: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        """The input times factors of 0 or 1/(1 - p); itself where nothing is dropped.
+
+        Raises:
+            TypeError: input is not a floating-point array.
+        """
+        check_floating("input", input)
+        factors = None
+        if self.training and self.probability > 0:
+            kept = self.rng.random(input.shape) >= self.probability
+            factors = kept.astype(input.real.dtype)
+            factors /= max(1 - self.probability, np.finfo(factors.dtype).tiny)
+        output = input if factors is None else input * factors
+        self.remember(output, factors=factors)
+        return output
+
+    def backward(
+        self, d_output: Float[np.ndarray, "*shape"]
+    ) -> Float[np.ndarray, "*shape"]:
+        """The gradient of the input: d_output times the same factors.
+
+        Raises:
+            RuntimeError: there was no forward yet.
+            TypeError: d_output is not floating point, or not of the dtype of the output.
+            ValueError: d_output has not the shape of the output.
+        """
+        factors = self.recall(d_output)["factors"]
+        return d_output if factors is None else d_output * factors
