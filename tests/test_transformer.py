@@ -153,8 +153,16 @@ def test_tables_are_tied_and_sinusoids_are_not_parameters():
     assert counts == [blocks + (11 + 12) * d + 2 * d, blocks + 11 * d + 2 * d]
 
 
+def test_sinusoids_are_as_long_as_tokens_and_not_saved():
+    model = small_model(positions="sinusoidal")
+    torch.testing.assert_close(model.positions.norm(dim=1), torch.ones(12))
+    assert "positions" not in model.state_dict()
+
+
 def test_generate(as_shipped):
     model = small_model().eval()
+    for parameter in model.parameters():  # sharp, so that every token in sight matters
+        nn.init.normal_(parameter, std=0.5)
     start = torch.randint(11, (2, 3))
     one, two = (
         model.generate(start, 20, generator=torch.Generator().manual_seed(1))
