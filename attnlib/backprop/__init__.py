@@ -26,6 +26,9 @@ from attnlib.backprop.layers import (
     ReLU,
     cast,
 )
+from attnlib.backprop.multi_head import MultiHeadAttention
+from attnlib.backprop.optimizers import SGD, Adam
+from attnlib.backprop.transformer import LanguageModel, TransformerBlock
 
 __all__ = [
     # Chapter 10: backward through attention
@@ -46,4 +49,10 @@ __all__ = [
     "Projection",
     "ReLU",
     "cast",
+    # Chapter 12: a network without autograd
+    "Adam",
+    "LanguageModel",
+    "MultiHeadAttention",
+    "SGD",
+    "TransformerBlock",
 ]

@@ -51,12 +51,11 @@ class Layer:
 
     def parts(self) -> dict[str, "Layer"]:
         """The layers that this one is made of, by name."""
-        return {name: part for name, part in vars(self).items() if isinstance(part, Layer)}
+        return {name: x for name, x in self._public() if isinstance(x, Layer)}
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The arrays that are learned, by name: themselves, so that they can be updated."""
-        everything = vars(self).items()
-        found = {name: array for name, array in everything if isinstance(array, np.ndarray)}
+        found = {name: x for name, x in self._public() if isinstance(x, np.ndarray)}
         for part, layer in self.parts().items():
             found |= {f"{part}.{name}": array for name, array in layer.parameters().items()}
         return found
@@ -125,6 +124,10 @@ class Layer:
         An array that several parts keep, or keep views of, counts once.
         """
         return sum(self._held().values())
+
+    def _public(self) -> list[tuple[str, Any]]:
+        """The attributes whose names begin with no underscore."""
+        return [(name, x) for name, x in vars(self).items() if name[0] != "_"]
 
     def _held(self) -> dict[int, int]:
         """Size in bytes of each array that the cache keeps alive, by its identity."""

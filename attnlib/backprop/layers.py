@@ -28,7 +28,9 @@ def check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name}: expected at least 1, got {size}")
 
 
-def check_tokens(input: Any, features: int, parameter: np.ndarray) -> None:
+def check_tokens(
+    input: Any, features: int, parameter: np.ndarray, name: str = "input", dims: int = 1
+) -> None:
     """Refuses what a layer can't take: a wrong dtype or a wrong number of features.
 
     A complex input, or a complex parameter, passes: that is a complex step.
@@ -37,20 +39,22 @@ def check_tokens(input: Any, features: int, parameter: np.ndarray) -> None:
         input: expected (..., features).
         features: the size of its last dimension.
         parameter: of the layer; the input should have its precision.
+        name: the argument's name, for the message.
+        dims: the least number of dimensions.
 
     Raises:
         TypeError: not a floating-point array, or of another precision.
-        ValueError: no dimension, or a last one of another size.
+        ValueError: too few dimensions, or a last one of another size.
 
     Source: chapter 11; the same words as in chapter 4.
     """
-    check_floating("input", input)
+    check_floating(name, input)
     if input.real.dtype != parameter.real.dtype:
         expected = f"expected {parameter.real.dtype} as the parameters"
-        raise TypeError(f"input: {expected}, got {input.dtype}")
-    if input.ndim < 1 or input.shape[-1] != features:
-        expected = f"expected at least 1 dimensions, the last of {features} features"
-        raise ValueError(f"input: {expected}, got shape {input.shape}")
+        raise TypeError(f"{name}: {expected}, got {input.dtype}")
+    if input.ndim < dims or input.shape[-1] != features:
+        expected = f"expected at least {dims} dimensions, the last of {features} features"
+        raise ValueError(f"{name}: {expected}, got shape {input.shape}")
 
 
 def check_ids(name: str, ids: Any, size: int) -> None:

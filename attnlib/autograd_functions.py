@@ -1,0 +1,196 @@
+"""The backward passes by hand as functions for PyTorch's autograd, for study and for tests.
+
+Call them by `apply`, with the arguments of `forward` after `ctx`. Each can be
+differentiated twice.
+
+Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd import Function
+
+from attnlib.base import check_inputs
+from attnlib.scaled_dot_product import apply_mask, masked_softmax
+
+
+class AttentionFunction(Function):
+    """softmax(QKᵀ/√d_k) V with the six steps of document 004 as its backward.
+
+    Source: chapter 12; chapter 10, eq-value-backward, eq-weights-backward,
+    eq-softmax-backward, eq-scaling-backward, eq-query-backward, eq-key-backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
+        """Output (..., N, d_v) and weights (..., N, M), both with a gradient.
+
+        Args:
+            ctx: where autograd keeps what backward needs.
+            query: shape (..., N, d_k).
+            key: shape (..., M, d_k).
+            value: shape (..., M, d_v).
+            mask: as for `BaseAttention`; it gets no gradient.
+
+        Raises:
+            TypeError, ValueError: see `check_inputs`.
+        """
+        check_inputs(query, key, value, mask)
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+        weights = masked_softmax(scores if mask is None else apply_mask(scores, mask))
+        ctx.save_for_backward(query, key, value, weights)
+        return weights @ value, weights
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor, d_returned: Tensor) -> tuple:
+        """The gradients of query, key and value, and none of the mask."""
+        query, key, value, weights = ctx.saved_tensors
+        d_value = weights.transpose(-2, -1) @ d_output
+        d_weights = d_output @ value.transpose(-2, -1) + d_returned
+        mean = (d_weights * weights).sum(dim=-1, keepdim=True)
+        d_scores = weights * (d_weights - mean) / math.sqrt(query.shape[-1])
+        return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value, None
+
+
+class ProjectionFunction(Function):
+    """input · W + b with the three products of document 004 as its backward.
+
+    Source: chapter 12; chapter 11, eq-projection-backward-weight,
+    eq-projection-backward-bias, eq-projection-backward-input.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Float[Tensor, "*batch in_features"],
+        weight: Float[Tensor, "in_features out_features"],
+        bias: Float[Tensor, " out_features"],
+    ) -> Float[Tensor, "*batch out_features"]:
+        """Output (..., out_features) of input (..., in_features)."""
+        ctx.save_for_backward(input, weight)
+        return input @ weight + bias
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of input, weight and bias."""
+        input, weight = ctx.saved_tensors
+        tall = input.reshape(-1, weight.shape[0])
+        d_tall = d_output.reshape(-1, weight.shape[1])
+        return d_output @ weight.T, tall.T @ d_tall, d_tall.sum(dim=0)
+
+
+class LayerNormFunction(Function):
+    """(input - μ) / √(σ² + ε) · γ + β with the three-term gradient as its backward.
+
+    Source: chapter 12; chapter 11, eq-layer-norm-backward,
+    eq-layer-norm-backward-parameters.
+    """
+
+    @staticmethod
+    def normalized(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The normalized tokens (..., d_model), and 1 / √(σ² + ε) of each (..., 1)."""
+        centered = input - input.mean(dim=-1, keepdim=True)
+        inverse = ((centered**2).mean(dim=-1, keepdim=True) + eps).rsqrt()
+        return centered * inverse, inverse
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Float[Tensor, "*batch d_model"],
+        gamma: Float[Tensor, " d_model"],
+        beta: Float[Tensor, " d_model"],
+        eps: float = 1e-5,
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Output of the shape of input (..., d_model)."""
+        ctx.save_for_backward(input, gamma)
+        ctx.eps = eps
+        return LayerNormFunction.normalized(input, eps)[0] * gamma + beta
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple:
+        """The gradients of input, gamma and beta, and none of eps."""
+        input, gamma = ctx.saved_tensors
+        x_hat, inverse = LayerNormFunction.normalized(input, ctx.eps)
+        g, tokens = d_output * gamma, tuple(range(input.dim() - 1))
+        along = (g * x_hat).mean(dim=-1, keepdim=True)
+        d_input = inverse * (g - g.mean(dim=-1, keepdim=True) - along * x_hat)
+        if not tokens:  # a single token: nothing to add up
+            return d_input, d_output * x_hat, d_output, None
+        return d_input, (d_output * x_hat).sum(tokens), d_output.sum(tokens), None
+
+
+class ReLUFunction(Function):
+    """max(0, z), entry by entry; its derivative at 0 is taken to be 0.
+
+    Source: chapter 12; chapter 11, eq-relu-backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Output of the shape of input."""
+        output = input.clamp(min=0)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> Tensor:
+        """The gradient of input."""
+        (output,) = ctx.saved_tensors
+        return d_output * (output > 0)
+
+
+class EmbeddingFunction(Function):
+    """Rows of a table, with scatter-add as its backward.
+
+    Source: chapter 12; chapter 11, eq-embedding-backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Float[Tensor, "vocab embed_dim"], ids: Int[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch embed_dim"]:
+        """Rows (..., embed_dim) of ids of any shape."""
+        ctx.save_for_backward(ids)
+        ctx.vocab_size = len(weight)
+        return weight[ids]
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, None]:
+        """The gradient of the table, and none of ids."""
+        (ids,) = ctx.saved_tensors
+        rows = d_output.reshape(-1, d_output.shape[-1])
+        d_weight = rows.new_zeros(ctx.vocab_size, rows.shape[1])
+        return d_weight.index_add(0, ids.flatten(), rows), None
+
+
+class CrossEntropyFunction(Function):
+    """The mean over the tokens of -ln p, with (p - y) / n as its backward.
+
+    Source: chapter 12; chapter 11, eq-cross-entropy-logits, eq-cross-entropy-backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Float[Tensor, "*batch vocab"], targets: Int[Tensor, "*batch"]
+    ) -> Float[Tensor, ""]:
+        """The loss of logits (..., V) and the numbers of the right words (...)."""
+        ctx.save_for_backward(logits, targets)
+        right = logits.gather(-1, targets[..., None])[..., 0]
+        return (logits.logsumexp(dim=-1) - right).mean()
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor, None]:
+        """The gradient of the logits, and none of targets."""
+        logits, targets = ctx.saved_tensors
+        right = torch.nn.functional.one_hot(targets, logits.shape[-1])
+        return d_loss * (logits.softmax(dim=-1) - right) / targets.numel(), None

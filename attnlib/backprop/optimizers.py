@@ -1,0 +1,119 @@
+"""The optimizers that turn gradients into steps, in NumPy.
+
+Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
+"""
+
+import numpy as np
+
+from attnlib.backprop.layer import Layer
+
+
+def check_rate(name: str, value: float, below: float = np.inf) -> None:
+    """Refuses a number that is negative, too large or not a number.
+
+    Raises:
+        ValueError: not in [0, below).
+
+    Source: chapter 12.
+    """
+    if not 0 <= value < below:
+        raise ValueError(f"{name}: expected a number in [0, {below:g}), got {value}")
+
+
+def zeros_like_parameters(layer: Layer) -> dict[str, np.ndarray]:
+    """For each parameter an array of zeros, by name.
+
+    Source: chapter 12, eq-momentum, eq-adam-moments.
+    """
+    return {name: np.zeros_like(array) for name, array in layer.parameters().items()}
+
+
+class SGD:
+    """Gradient descent with momentum: u ← μ u + g, then θ ← θ - η u.
+
+    Args:
+        layer: whose parameters are changed, in place, after each of its backwards.
+        lr: the learning rate η.
+        momentum: μ in [0, 1); 0 is gradient descent.
+
+    Attributes:
+        lr: may be changed between steps.
+
+    Raises:
+        ValueError: lr or momentum outside its range.
+
+    Source: chapter 12, eq-momentum; document 004; Polyak (1964).
+    """
+
+    def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
+        check_rate("lr", lr)
+        check_rate("momentum", momentum, below=1.0)
+        self.layer, self.lr, self.momentum = layer, lr, momentum
+        self.velocities = zeros_like_parameters(layer)
+
+    def step(self) -> None:
+        """Changes the parameters by the gradients of the last backward.
+
+        Raises:
+            RuntimeError: there was no backward yet.
+        """
+        parameters = self.layer.parameters()
+        for name, gradient in self.layer.gradients().items():
+            velocity = self.velocities[name]
+            velocity *= self.momentum
+            velocity += gradient
+            parameters[name] -= self.lr * velocity
+
+
+class Adam:
+    """θ ← θ - η m̂ / (√v̂ + ε), with running means m of the gradient and v of its square.
+
+    Args:
+        layer: whose parameters are changed, in place, after each of its backwards.
+        lr: the learning rate η, about the most that a number moves in one step.
+        betas: β₁ and β₂ in [0, 1), the memories of the two means.
+        eps: ε, which keeps the quotient finite.
+
+    Attributes:
+        lr: may be changed between steps.
+        steps: the number of steps made, t.
+
+    Raises:
+        ValueError: lr, a beta or eps outside its range.
+
+    Source: chapter 12, eq-adam-moments, eq-adam-bias, eq-adam-step; document 004; Kingma
+    and Ba (2015), algorithm 1.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        check_rate("lr", lr)
+        check_rate("eps", eps)
+        for beta in betas:
+            check_rate("betas", beta, below=1.0)
+        self.layer, self.lr, self.betas, self.eps = layer, lr, betas, eps
+        self.means = zeros_like_parameters(layer)
+        self.squares = zeros_like_parameters(layer)
+        self.steps = 0
+
+    def step(self) -> None:
+        """Changes the parameters by the gradients of the last backward.
+
+        Raises:
+            RuntimeError: there was no backward yet.
+        """
+        parameters, gradients = self.layer.parameters(), self.layer.gradients()
+        self.steps += 1
+        beta_1, beta_2 = self.betas
+        for name, gradient in gradients.items():
+            mean, square = self.means[name], self.squares[name]
+            mean += (1 - beta_1) * (gradient - mean)
+            square += (1 - beta_2) * (gradient**2 - square)
+            corrected = mean / (1 - beta_1**self.steps)
+            size = np.sqrt(square / (1 - beta_2**self.steps))
+            parameters[name] -= self.lr * corrected / (size + self.eps)
