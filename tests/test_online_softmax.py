@@ -231,7 +231,7 @@ def test_float32_scores_with_shorter_values():
 
 
 def test_inputs_are_not_written_to_and_a_nan_stays():
-    scores, value = draw((2,), 3, [2, 2], 2, "some blocks", 0)
+    scores, value = draw((2,), 3, [2, 2], 2, "none", 0)
     copies = scores.clone(), value.clone()
     a, b = (block_state(*block) for block in cut(scores, value, [2, 2]))
     kept = [part.clone() for part in (*a, *b)]
