@@ -10,6 +10,13 @@ from attnlib.causal_attention import CausalAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.layer_norm import LayerNorm
 from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
+from attnlib.online_softmax import (
+    SoftmaxState,
+    block_state,
+    merge_outputs,
+    merge_states,
+    online_attention,
+)
 from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask, masked_softmax
@@ -53,4 +60,10 @@ __all__ = [
     "sinusoidal_positions",
     # Chapters 10 to 12: backward, by hand
     "backprop",
+    # Chapter 13: online softmax
+    "SoftmaxState",
+    "block_state",
+    "merge_outputs",
+    "merge_states",
+    "online_attention",
 ]

@@ -1,0 +1,328 @@
+"""Online softmax: merging over random splits, orders and trees; dtypes; refusals."""
+
+import functools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from attnlib import (
+    SoftmaxState,
+    block_state,
+    masked_softmax,
+    merge_outputs,
+    merge_states,
+    online_attention,
+)
+
+LEADING = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)  # of blocks; 0: no keys
+MASKS = st.sampled_from(["none", "random", "some blocks", "some rows", "everything"])
+SEEDS = st.integers(0, 999)
+
+
+def draw(leading, queries, sizes, d_v, kind, seed, factor=3.0):
+    """Scores, masked in one of several ways, and values, for blocks of these sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    keys = sum(sizes)
+    options = {"dtype": torch.float64, "generator": generator}
+    scores = factor * torch.randn(*leading, queries, keys, **options)
+    value = torch.randn(*leading, keys, d_v, **options)
+    allowed = torch.ones(*leading, queries, keys, dtype=torch.bool)
+    if kind == "random":
+        allowed = torch.rand(allowed.shape, generator=generator) < 0.5
+    elif kind == "some blocks":
+        for number, block in enumerate(allowed.split(sizes, dim=-1)):
+            block[...] = number % 2 == seed % 2
+    elif kind == "some rows":
+        allowed[..., ::2, :] = False
+    elif kind == "everything":
+        allowed[...] = False
+    return scores.masked_fill(~allowed, -torch.inf), value
+
+
+def cut(scores, value, sizes):
+    return list(zip(scores.split(sizes, dim=-1), value.split(sizes, dim=-2), strict=True))
+
+
+def merge_in_a_random_tree(merge, parts, seed):
+    """Pairs drawn at random are merged until one is left: any order and any tree."""
+    luck, parts = random.Random(seed), list(parts)
+    while len(parts) > 1:
+        luck.shuffle(parts)
+        parts.append(merge(parts.pop(), parts.pop()))
+    return parts[0]
+
+
+def assert_same(found, expected, atol=1e-11):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)  # equal infinities are equal
+
+
+def whole(scores, value):
+    """The state of a row, and its log-sum-exp, by other means."""
+    if scores.shape[-1] == 0:
+        scores = F.pad(scores, (0, 1), value=-torch.inf)
+        value = F.pad(value, (0, 0, 0, 1))
+    maximum = scores.max(dim=-1).values
+    total = torch.nan_to_num(scores - maximum[..., None], nan=-torch.inf).exp().sum(dim=-1)
+    output = masked_softmax(scores) @ value
+    return (maximum, total, output), torch.logsumexp(scores, dim=-1)
+
+
+@given(LEADING, st.integers(0, 4), SIZES, st.integers(0, 3), MASKS, SEEDS)
+@example((), 3, [0], 2, "none", 0)  # no keys at all
+@example((2,), 3, [1, 1, 1, 1, 1, 1], 2, "some blocks", 1)  # the first block is masked
+@example((2,), 3, [1, 1, 1, 1, 1, 1], 2, "some blocks", 0)  # the last one is
+@example((), 3, [3, 0, 4], 2, "everything", 0)
+def test_any_split_order_and_tree(leading, queries, sizes, d_v, kind, seed):
+    scores, value = draw(leading, queries, sizes, d_v, kind, seed)
+    expected, lse = whole(scores, value)
+    blocks = cut(scores, value, sizes)
+    states = [block_state(*block) for block in blocks]
+    random.Random(seed).shuffle(blocks)
+    for found in (
+        block_state(scores, value),
+        functools.reduce(merge_states, states),
+        merge_in_a_random_tree(merge_states, states, seed),
+        online_attention(iter(blocks)),
+    ):
+        assert_same(found, expected)
+        assert_same([found.lse], [lse])
+    output, by_lse = merge_in_a_random_tree(
+        merge_outputs, [(state.output, state.lse) for state in states], seed
+    )
+    assert_same([output, by_lse], [expected[2], lse])
+
+
+@given(LEADING, st.integers(1, 4), SIZES, MASKS, MASKS, SEEDS)
+@example((), 2, [3], "none", "everything", 0)
+def test_laws(leading, queries, sizes, kind, other_kind, seed):
+    """Commutative and the identity to the last bit, associative up to rounding."""
+    a, b, c = (
+        block_state(*draw(leading, queries, sizes, 2, k, seed + n))
+        for n, k in enumerate((kind, other_kind, "random"))
+    )
+    none = SoftmaxState(*(torch.zeros_like(part) for part in a))
+    none = none._replace(maximum=none.maximum - torch.inf)
+    for merged, same in (
+        (merge_states(a, b), merge_states(b, a)),
+        (merge_states(a, none), a),
+        (merge_states(none, a), a),
+        (merge_states(none, none), none),
+    ):
+        assert_same(merged[:2], same[:2], atol=0)
+        # l O / l may differ from O in the last bit
+        assert_same(merged[2:], same[2:], atol=0 if same is not a else 1e-15)
+    left, right = (
+        merge_states(merge_states(a, b), c),
+        merge_states(a, merge_states(b, c)),
+    )
+    assert_same(left, right)
+
+
+@given(LEADING, st.integers(1, 4), SIZES, MASKS, st.booleans(), SEEDS)
+@example((), 2, [2, 3], "everything", True, 0)
+@example((), 3, [2, 3, 1], "some blocks", True, 0)
+def test_gradients(leading, queries, sizes, kind, additive, seed):
+    """Those of the plain softmax, through output and log-sum-exp; 0 and never NaN if empty.
+
+    An additive mask of -inf does not cut a score off from its gradient as masked_fill does,
+    so it is the harder case.
+    """
+    masked, value = draw(leading, queries, sizes, 3, kind, seed)
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randn(masked.shape, dtype=torch.float64, generator=generator)
+    raw, value = raw.requires_grad_(), value.requires_grad_()
+    forbidden = masked == -torch.inf
+    scores = raw + torch.zeros_like(masked).masked_fill(forbidden, -torch.inf)
+    if not additive:
+        scores = raw.masked_fill(forbidden, -torch.inf)
+
+    d_output = torch.randn(*raw.shape[:-1], 3, dtype=torch.float64, generator=generator)
+    d_lse = torch.randn(raw.shape[:-1], dtype=torch.float64, generator=generator)
+
+    def gradients(*results):
+        return torch.autograd.grad(
+            results, (raw, value), (d_output, d_lse), retain_graph=True
+        )
+
+    # the plain softmax, over the allowed keys of rows that have one
+    some = ~forbidden.all(dim=-1, keepdim=True)
+    safe = raw.masked_fill(forbidden, -torch.inf).masked_fill(~some, 0.0)
+    expected = torch.softmax(safe, dim=-1).masked_fill(~some, 0.0) @ value
+    lse = torch.logsumexp(safe, dim=-1).masked_fill(~some[..., 0], -torch.inf)
+    slopes = gradients(expected, lse) if sum(sizes) else None
+    blocks = cut(scores, value, sizes)
+    states = [block_state(*block) for block in blocks]
+    merged = merge_in_a_random_tree(merge_states, states, seed)
+    online = online_attention(blocks)
+    for output, level in (
+        (merged.output, merged.lse),
+        (online.output, online.lse),
+        merge_in_a_random_tree(merge_outputs, [(s.output, s.lse) for s in states], seed),
+    ):
+        found = gradients(output, level)
+        assert all(slope.isfinite().all() for slope in found)
+        if slopes is not None:
+            assert_same(found, slopes)
+        assert not found[0][forbidden].any()
+
+
+def test_second_derivatives():
+    scores, value = draw((), 2, [3, 2, 2], 2, "some blocks", 0, factor=1.0)
+    forbidden = scores == -torch.inf
+    raw = scores.masked_fill(forbidden, 0.3).requires_grad_()
+
+    def both(raw, value):
+        blocks = cut(raw.masked_fill(forbidden, -torch.inf), value, [3, 2, 2])
+        state = online_attention(blocks)
+        return state.output, torch.where(state.lse > -torch.inf, state.lse, 0.0)
+
+    assert torch.autograd.gradcheck(both, (raw, value.requires_grad_()))
+    assert torch.autograd.gradgradcheck(both, (raw, value))
+
+
+@pytest.mark.parametrize("size", [80.0, 1e4, 1e30])
+def test_huge_scores(size):
+    """No overflow, however the blocks come: rising, falling, and equal scores."""
+    value = torch.arange(6.0)[:, None]
+    for scores in (
+        torch.tensor([[-size, 0.0, size, -size, 0.0, size]]),
+        torch.tensor([[size, size, 0.0, 0.0, -size, -size]]),
+        torch.full((1, 6), size),
+        torch.full((1, 6), -size),
+    ):
+        for sizes in ([1] * 6, [2, 4], [6]):
+            state = online_attention(cut(scores, value, sizes))
+            torch.testing.assert_close(state.output, torch.softmax(scores, dim=-1) @ value)
+            torch.testing.assert_close(state.lse, torch.logsumexp(scores, dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_short_formats_are_computed_in_float32(dtype):
+    """70,000 equal scores: neither stuck at 2048, as in float16, nor infinite."""
+    torch.manual_seed(0)
+    scores, value = torch.zeros(2, 70_000, dtype=dtype), torch.rand(70_000, 2).to(dtype)
+    blocks = cut(scores, value, [700] * 100)
+    states = [block_state(*block) for block in blocks]
+    for state in (online_attention(blocks), functools.reduce(merge_states, states)):
+        assert {part.dtype for part in state} == {torch.float32}
+        assert state.lse.dtype == torch.float32
+        assert state.total.tolist() == [70_000, 70_000]
+        exact = value.double().mean(dim=0).expand(2, 2)
+        torch.testing.assert_close(state.output.double(), exact, rtol=0, atol=1e-5)
+        torch.testing.assert_close(state.lse, torch.full((2,), math.log(70_000)))
+    wide = online_attention([(scores.double(), value)])
+    assert {part.dtype for part in wide} == {torch.float64}
+
+
+def test_float32_scores_with_shorter_values():
+    """What a kernel has: scores accumulated in float32, values as they are stored."""
+    torch.manual_seed(0)
+    scores, value = torch.randn(3, 8), torch.randn(8, 2).half()
+    expected = torch.softmax(scores, dim=-1) @ value.float()
+    assert_same([online_attention([(scores, value)]).output], [expected], atol=1e-6)
+
+
+def test_inputs_are_not_written_to_and_a_nan_stays():
+    scores, value = draw((2,), 3, [2, 2], 2, "none", 0)
+    copies = scores.clone(), value.clone()
+    a, b = (block_state(*block) for block in cut(scores, value, [2, 2]))
+    kept = [part.clone() for part in (*a, *b)]
+    merge_states(a, b), merge_outputs((a.output, a.lse), (b.output, b.lse))
+    online_attention(cut(scores, value, [2, 2]))
+    assert torch.equal(scores, copies[0]) and torch.equal(value, copies[1])
+    assert all(map(torch.equal, (*a, *b), kept))
+
+    scores[0, 0, 0] = torch.nan  # a mistake elsewhere must not become a number here
+    for size in (1, 2, 4):
+        state = online_attention(cut(scores, value, [size] * (4 // size)))
+        assert state.output[0, 0].isnan().all() and state.lse[0, 0].isnan()
+        assert not state.output[1].isnan().any()
+
+
+def test_at_most_two_blocks_are_alive():
+    """A generator's scores are forgotten: the last block, and the one being made."""
+    alive, most = set(), 0
+
+    class Scores(torch.Tensor):
+        def __del__(self):
+            alive.discard(id(self))
+
+    def blocks():
+        nonlocal most
+        for _ in range(6):
+            scores = torch.zeros(2, 3).as_subclass(Scores)
+            alive.add(id(scores))
+            most = max(most, len(alive))
+            yield scores, torch.ones(3, 1)
+
+    online_attention(blocks())
+    assert 1 <= most <= 2
+
+
+STATE = SoftmaxState(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3, 4))
+REFUSED = {
+    "no blocks": (
+        lambda: online_attention([]),
+        "blocks: expected at least one block, got none",
+    ),
+    "integers": (
+        lambda: block_state(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 1)),
+        "scores: expected a floating-point tensor, got torch.int64",
+    ),
+    "boolean values": (
+        lambda: block_state(torch.ones(2, 3), torch.ones(3, 1, dtype=torch.bool)),
+        "value: expected a floating-point tensor, got torch.bool",
+    ),
+    "a row without its dimension": (
+        lambda: block_state(torch.ones(3), torch.ones(3, 1)),
+        "scores: expected at least 2 dimensions (queries, keys), got shape (3,)",
+    ),
+    "values without theirs": (
+        lambda: online_attention([(torch.ones(2, 3), torch.ones(3))]),
+        "value: expected at least 2 dimensions (keys, features), got shape (3,)",
+    ),
+    "too few values": (
+        lambda: block_state(torch.ones(2, 3), torch.ones(1, 4)),
+        "value: expected 3 keys as scores, got shape (1, 4)",
+    ),
+    "a missing dimension": (
+        lambda: block_state(torch.ones(5, 2, 3), torch.ones(3, 4)),
+        "value: expected leading dimensions (5,) as scores, got shape (3, 4)",
+    ),
+    "blocks for other queries": (
+        lambda: online_attention(
+            (torch.ones(queries, 3), torch.ones(3, 4)) for queries in (2, 1)
+        ),
+        "blocks: expected outputs (2, 4) as before, got (1, 4)",
+    ),
+    "a total with one dimension too many": (
+        lambda: merge_states(STATE, STATE._replace(total=torch.ones(2, 3, 1))),
+        "b: expected shapes (2, 3), (2, 3) and (2, 3, 4), got (2, 3), (2, 3, 1) and "
+        "(2, 3, 4)",
+    ),
+    "another number of queries": (
+        lambda: merge_states(STATE, SoftmaxState(*(part[:, :1] for part in STATE))),
+        "b: expected shapes (2, 3), (2, 3) and (2, 3, 4), got (2, 1), (2, 1) and (2, 1, 4)",
+    ),
+    "heads and tokens exchanged": (
+        lambda: merge_outputs(
+            (torch.ones(2, 3, 4), torch.ones(3, 2)), (torch.ones(2, 3, 4), torch.ones(2, 3))
+        ),
+        "a: expected shapes (2, 3), (2, 3) and (2, 3, 4), got (3, 2), (3, 2) and (2, 3, 4)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, message, as_shipped):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert str(caught.value) == message
