@@ -8,6 +8,7 @@ from attnlib import backprop
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
 from attnlib.feed_forward import FeedForwardNetwork
+from attnlib.flash import FlashAttention, flash_attention
 from attnlib.layer_norm import LayerNorm
 from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
 from attnlib.online_softmax import (
@@ -66,4 +67,7 @@ __all__ = [
     "merge_outputs",
     "merge_states",
     "online_attention",
+    # Chapter 14: flash attention
+    "FlashAttention",
+    "flash_attention",
 ]

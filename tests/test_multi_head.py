@@ -55,6 +55,8 @@ FACTORIES = {
     "physics": (lambda: Guided(strength=1.5), ANY),
     "physics, causal": (lambda: Guided(causal=True), ANY),
     "without weights": (WithoutWeights, ANY),
+    "flash": (lambda: attnlib.FlashAttention(block_size=3), ANY),
+    "flash, causal": (lambda: attnlib.FlashAttention(causal=True, block_size=2), ANY),
 }
 
 

@@ -1,0 +1,375 @@
+"""Flash attention: exact attention in tiles, with memory linear in the number of tokens.
+
+Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from attnlib.base import BaseAttention, check_inputs
+
+LOG2E = math.log2(math.e)
+
+
+def tile_sizes(
+    block_size: int | tuple[int, int] | None, matrices: int, queries: int, causal: bool
+) -> tuple[int, int]:
+    """Queries and keys in a tile.
+
+    Args:
+        block_size: one number for both, or two; `None` chooses sizes that suit a CPU's
+            cache.
+        matrices: number of score matrices, batch times heads.
+        queries: number of queries N.
+        causal: whether half of each tile on the diagonal is computed for nothing.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: a size below 1.
+
+    Source: chapter 14, eq-fast-memory, eq-tiled-intensity.
+    """
+    if block_size is None:
+        keys = 256 if matrices >= 4 else 512
+        rows = 2**20 // (max(matrices, 1) * keys)
+        most = max(queries // (8 if causal else 4), 128)
+        return min(max(rows, 128), 1024, most), keys
+    sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    if len(sizes) != 2 or not all(isinstance(size, int) for size in sizes):
+        expected = "expected an integer, or a pair of them, queries and keys"
+        raise TypeError(f"block_size: {expected}, got {block_size!r}")
+    if min(sizes) < 1:
+        raise ValueError(f"block_size: expected at least 1, got {block_size}")
+    return sizes
+
+
+def row_blocks(queries: int, size: int) -> Iterator[slice]:
+    """The blocks of queries, one after the other.
+
+    Source: chapter 14, eq-tiled-traffic.
+    """
+    for start in range(0, queries, size):
+        yield slice(start, min(start + size, queries))
+
+
+def tiles_of(
+    rows: slice, queries: int, keys: int, causal: bool, size: int
+) -> Iterator[tuple[slice, bool]]:
+    """The blocks of keys that some query of a block sees, each with whether it is partial.
+
+    Args:
+        rows: the block of queries.
+        queries: number of queries N.
+        keys: number of keys M.
+        causal: whether query i sees the keys up to i + M - N only.
+        size: the most keys in a block.
+
+    Source: chapter 14, eq-tile-visible.
+    """
+    whole = seen = keys
+    if causal:
+        whole = max(0, min(keys, rows.start + keys - queries))
+        seen = max(0, min(keys, rows.stop + keys - queries))
+    for start, stop, partial in ((0, whole, False), (whole, seen, causal)):
+        for first in range(start, stop, size):
+            yield slice(first, min(first + size, stop)), partial
+
+
+def product(
+    a: Float[Tensor, "matrices m k"],
+    b: Float[Tensor, "matrices k n"],
+    buffer: Float[Tensor, " size"],
+) -> Float[Tensor, "matrices m n"]:
+    """a @ b, written to the beginning of a buffer.
+
+    Source: chapter 14.
+    """
+    shape = (*a.shape[:2], b.shape[2])
+    return torch.bmm(a, b, out=buffer[: math.prod(shape)].view(shape))
+
+
+def mask_tile(mask: Tensor, rows: slice, cols: slice) -> Tensor:
+    """The part of a mask for a tile; dimensions of size 1 stay.
+
+    Source: chapter 14.
+    """
+    if mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., rows, :]
+    if mask.dim() > 0 and mask.shape[-1] > 1:
+        mask = mask[..., cols]
+    return mask
+
+
+def apply_mask_(scores: Tensor, mask: Tensor) -> None:
+    """Applies the part of a mask to a tile of scores in base 2, in place.
+
+    Source: chapter 14, eq-exp2; chapter 1, eq-mask-boolean, eq-mask-additive.
+    """
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, -torch.inf)
+    else:
+        added = (LOG2E * mask.to(scores.dtype)).clamp_(min=torch.finfo(scores.dtype).min)
+        scores += added.masked_fill_(mask == -torch.inf, -torch.inf)
+
+
+class Tiling:
+    """One attention cut into tiles: what its forward and its backward have in common.
+
+    Args:
+        query, key, value, mask: as for `flash_attention`; leading dimensions are flattened,
+            and anything shorter than float32 becomes float32.
+        causal, scale, block_size: likewise.
+
+    Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
+        block_size: int | tuple[int, int] | None,
+    ) -> None:
+        self.leading, self.dtype = query.shape[:-2], query.dtype
+        self.q, self.k, self.v = (self.flat(x, 2) for x in (query, key, value))
+        self.mask, self.causal, self.scale = mask, causal, scale
+        matrices, self.queries, _ = self.q.shape
+        self.keys = self.k.shape[1]
+        rows, cols = tile_sizes(block_size, matrices, self.queries, causal)
+        self.rows = max(1, min(rows, self.queries))
+        self.cols = max(1, min(cols, self.keys))
+        self.buffer = self.q.new_empty(matrices * self.rows * self.cols)
+
+    def flat(self, x: Tensor, own: int) -> Tensor:
+        """The leading dimensions as one, in float32 at least; the last `own` ones stay."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return x.reshape(math.prod(self.leading), *x.shape[x.dim() - own :])
+
+    def unflat(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The inverse of `flat`."""
+        return x.view(*self.leading, *x.shape[1:]).to(dtype)
+
+    def scores(self, rows: slice) -> Iterator[tuple[slice, Tensor]]:
+        """For a block of queries, the keys and the masked scores of each tile, in base 2.
+
+        The scores of all tiles are the same memory: be done with one before the next.
+        """
+        q = self.q[:, rows] * (self.scale * LOG2E)
+        shift = self.keys - self.queries
+        tiles = tiles_of(rows, self.queries, self.keys, self.causal, self.cols)
+        for cols, partial in tiles:
+            s = product(q, self.k[:, cols].transpose(1, 2), self.buffer)
+            if self.mask is not None:
+                part = mask_tile(self.mask, rows, cols)
+                apply_mask_(s.view(*self.leading, *s.shape[1:]), part)
+            if partial:
+                pairs = torch.ones(s.shape[1:], dtype=torch.bool, device=s.device)
+                s.masked_fill_(pairs.triu(rows.start + shift - cols.start + 1), -torch.inf)
+            yield cols, s
+
+    def bounded(self) -> bool:
+        """Whether no power of two of a score can overflow, eq-score-bound."""
+        added = self.mask is not None and self.mask.dtype != torch.bool
+        if added or not self.q.numel() or not self.k.numel():
+            return False
+        longest = self.q.norm(dim=-1).max() * self.k.norm(dim=-1).max()
+        return bool(abs(self.scale) * LOG2E * longest <= 64)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Output (..., N, d_v) and log-sum-exp (..., N), eq-online-step."""
+        output = self.v.new_empty(len(self.q), self.queries, self.v.shape[-1])
+        lse = self.q.new_empty(len(self.q), self.queries)
+        bounded = self.bounded()
+        # A finite start: even where all scores are -inf, it can be subtracted from them.
+        start = 0.0 if bounded else torch.finfo(self.q.dtype).min
+        for rows in row_blocks(self.queries, self.rows):
+            u = torch.zeros_like(output[:, rows])
+            total = torch.zeros_like(u[..., :1])
+            top = torch.full_like(total, start)
+            for cols, s in self.scores(rows):
+                if not bounded:
+                    old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
+                    factor = torch.exp2(old - top)
+                    u *= factor
+                    total *= factor
+                    s -= top
+                total += s.exp2_().sum(dim=-1, keepdim=True)
+                u.baddbmm_(s, self.v[:, cols])
+            empty = total == 0
+            total.masked_fill_(empty, 1.0)
+            output[:, rows] = u / total
+            level = (top + total.log2()) / LOG2E
+            lse[:, rows] = level.masked_fill(empty, -torch.inf)[..., 0]
+        return self.unflat(output, self.dtype), self.unflat(lse, lse.dtype)
+
+    def backward(
+        self,
+        output: Tensor,
+        lse: Tensor,
+        d_output: Tensor,
+        d_lse: Tensor,
+        d_mask: Tensor | None,
+    ) -> list[Tensor]:
+        """The gradients of query, key and value; that of the mask is added to d_mask."""
+        output, d_output = self.flat(output, 2), self.flat(d_output, 2)
+        delta = (d_output * output).sum(dim=-1) - self.flat(d_lse, 1)  # eq-flash-delta
+        level = self.flat(lse, 1) * LOG2E
+        level.masked_fill_(level == -torch.inf, torch.inf)  # sees nothing: 2^(s - inf) = 0
+        delta, level = delta[..., None], level[..., None]
+        d_q, d_k, d_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
+        second = torch.empty_like(self.buffer)
+        width = max(self.k.shape[-1], self.v.shape[-1])
+        small = self.q.new_empty(len(self.q) * self.cols * width)
+        for rows in row_blocks(self.queries, self.rows):
+            q, d_o = self.q[:, rows], d_output[:, rows]
+            d_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
+            for cols, s in self.scores(rows):
+                p = s.sub_(level[:, rows]).exp2_()
+                d_v[:, cols] += product(p.transpose(1, 2), d_o, small)
+                d_s = product(d_o, self.v[:, cols].transpose(1, 2), second)
+                d_s.sub_(delta[:, rows]).mul_(p)
+                if d_mask is not None:
+                    part = mask_tile(d_mask, rows, cols)
+                    part += self.unflat(d_s, part.dtype).sum_to_size(part.shape)
+                d_q_rows.baddbmm_(d_s, self.k[:, cols])
+                d_k[:, cols] += product(d_s.transpose(1, 2), q, small)
+            d_q[:, rows] = d_q_rows
+        gradients = (d_q.mul_(self.scale), d_k.mul_(self.scale), d_v)
+        return [self.unflat(d, self.dtype) for d in gradients]
+
+
+class FlashFunction(Function):
+    """Attention in tiles for autograd, with a backward that computes the tiles again.
+
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients; document 001.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
+        block_size: int | tuple[int, int] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Output (..., N, d_v) and log-sum-exp (..., N); see `flash_attention`."""
+        tiling = Tiling(query, key, value, mask, causal, scale, block_size)
+        output, lse = tiling.forward()
+        ctx.options = causal, scale, block_size
+        ctx.save_for_backward(query, key, value, mask, output, lse)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of query, key, value and mask."""
+        query, key, value, mask, output, lse = ctx.saved_tensors
+        tiling = Tiling(query, key, value, mask, *ctx.options)
+        d_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
+        gradients = tiling.backward(output, lse, d_output, d_lse, d_mask)
+        return *gradients, d_mask, None, None, None
+
+
+def flash_attention(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    value: Float[Tensor, "*batch keys d_v"],
+    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    block_size: int | tuple[int, int] | None = None,
+    return_lse: bool = False,
+) -> (
+    Float[Tensor, "*batch queries d_v"]
+    | tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]
+):
+    """softmax(QKᵀ/√d_k) V without ever holding more than a tile of the scores.
+
+    Memory beyond inputs and output is linear in the number of tokens, also for the
+    gradients, which can be taken once. A mask that broadcasts is not expanded.
+
+    Args:
+        query: shape (..., N, d_k).
+        key: shape (..., M, d_k).
+        value: shape (..., M, d_v).
+        mask: broadcasts to (..., N, M); boolean, True = may attend, or floating, added
+            to the scores, and then with a gradient if it needs one.
+        causal: query i sees the keys up to i + M - N only; composes with any mask.
+        scale: factor on the scores; `None` means 1/√d_k.
+        block_size: queries and keys in a tile, as one number or two; `None` chooses.
+        return_lse: whether to return the log-sum-exp of the scores too.
+
+    Returns:
+        Output (..., N, d_v), and on request the log-sum-exp (..., N), in float32 at least;
+        -inf where a query may attend to nothing, whose output and gradients are 0.
+
+    Raises:
+        TypeError: a tensor of the wrong or a mixed dtype, or a wrong block_size.
+        ValueError: a wrong rank, mismatched shapes or devices, or block_size below 1.
+
+    Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-score-bound;
+    document 001; Dao et al. (2022).
+    """
+    check_inputs(query, key, value, mask)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    output, lse = FlashFunction.apply(query, key, value, mask, causal, scale, block_size)
+    return (output, lse) if return_lse else output
+
+
+class FlashAttention(BaseAttention):
+    """`flash_attention` as an attention to plug in; it never forms the weights.
+
+    Args:
+        causal: let each query see only keys up to its own position, aligned bottom
+            right; composes with any mask.
+        scale: factor on the scores; `None` means 1/√d_k.
+        block_size: queries and keys in a tile, as one number or two; `None` chooses.
+        backend: "auto" or "torch", the tiles of this chapter.
+
+    Raises:
+        TypeError: a wrong block_size.
+        ValueError: an unknown backend, or block_size below 1.
+
+    Source: chapter 14; document 001.
+    """
+
+    def __init__(
+        self,
+        causal: bool = False,
+        scale: float | None = None,
+        block_size: int | tuple[int, int] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if backend not in ("auto", "torch"):
+            raise ValueError(f"backend: expected 'auto' or 'torch', got {backend!r}")
+        tile_sizes(block_size, matrices=1, queries=1, causal=causal)
+        self.causal, self.scale = causal, scale
+        self.block_size, self.backend = block_size, backend
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
+        """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
+        options = {"causal": self.causal, "scale": self.scale}
+        output = flash_attention(
+            query, key, value, mask, **options, block_size=self.block_size
+        )
+        return output, None

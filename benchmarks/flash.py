@@ -1,0 +1,228 @@
+"""Flash attention on the CPU: time beside PyTorch's own, what each trick gave, and memory.
+
+python benchmarks/flash.py   writes results/flash.json; memory is measured on Linux only
+"""
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from paired import time_in_turn, write_record
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlib import ScaledDotProductAttention, flash_attention, online_attention
+from attnlib.flash import LOG2E, product, row_blocks
+
+FEATURES = 64
+SHAPES = ((8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of one head, for the memory
+LONGEST_NAIVE = 16384  # its scores take 1 GiB there
+
+
+def inputs(heads: int, tokens: int, gradient: bool = False) -> list[Tensor]:
+    """Query, key and value (1, heads, tokens, 64) in float32."""
+    torch.manual_seed(0)
+    shape = (1, heads, tokens, FEATURES)
+    return [torch.randn(shape, requires_grad=gradient) for _ in range(3)]
+
+
+def with_backward(attend: Callable[..., Tensor], qkv: list[Tensor]) -> Callable[[], object]:
+    """A call of forward and backward."""
+    d_output = torch.randn_like(qkv[2])
+    return lambda: torch.autograd.grad(attend(*qkv), qkv, d_output)
+
+
+def beside_sdpa(heads: int, tokens: int, causal: bool, rounds: int) -> dict[str, object]:
+    """Median times, and the median ratios to PyTorch's function, of both passes."""
+    row: dict[str, object] = {"heads": heads, "tokens": tokens, "causal": causal}
+    plain = ScaledDotProductAttention(causal=causal)
+    methods = {
+        "flash": lambda q, k, v: flash_attention(q, k, v, causal=causal),
+        "sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+    }
+    if tokens <= 4096:
+        methods["plain"] = lambda q, k, v: plain(q, k, v)[0]
+    for kind in ("forward", "both"):
+        qkv = inputs(heads, tokens, gradient=kind == "both")
+        if kind == "both":
+            calls = {name: with_backward(attend, qkv) for name, attend in methods.items()}
+        else:
+            calls = {
+                name: lambda attend=attend, qkv=qkv: attend(*qkv)
+                for name, attend in methods.items()
+            }
+        times = time_in_turn(calls, rounds)
+        for name, ms in times.items():
+            row[f"{kind}_{name}_ms"] = round(statistics.median(ms), 2)
+            ratio = statistics.median(a / b for a, b in zip(ms, times["sdpa"], strict=True))
+            row[f"{kind}_{name}_ratio"] = round(ratio, 3)
+    return row
+
+
+# What each trick gave: the forward pass of the chapter, changed step by step.
+
+
+def readable(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
+    """The loop of the chapter for all heads at once."""
+    outputs = []
+    for rows in q.split(size[0], dim=-2):
+        blocks = zip(k.split(size[1], dim=-2), v.split(size[1], dim=-2), strict=True)
+        scale = 1 / math.sqrt(FEATURES)
+        tiles = ((rows @ block.transpose(-2, -1) * scale, value) for block, value in blocks)
+        outputs.append(online_attention(tiles).output)
+    return torch.cat(outputs, dim=-2)
+
+
+def tiled(
+    q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], in_place: bool, bounded: bool
+) -> Tensor:
+    """Powers of two; on request one buffer, changed in place; on request no maximum."""
+    q, k, v = (x.flatten(0, -3) for x in (q, k, v))
+    q, keys = q * (LOG2E / math.sqrt(FEATURES)), k.transpose(1, 2)
+    buffer, output = q.new_empty(len(q) * size[0] * size[1]), torch.empty_like(q)
+    for rows in row_blocks(q.shape[1], size[0]):
+        u = torch.zeros_like(output[:, rows])
+        total, top = torch.zeros_like(u[..., :1]), torch.full_like(u[..., :1], -1e30)
+        for cols in row_blocks(k.shape[1], size[1]):
+            if not in_place:
+                s = q[:, rows] @ keys[:, :, cols]
+                old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
+                factor, p = torch.exp2(old - top), torch.exp2(s - top)
+                total = factor * total + p.sum(dim=-1, keepdim=True)
+                u = factor * u + p @ v[:, cols]
+                continue
+            s = product(q[:, rows], keys[:, :, cols], buffer)
+            if not bounded:
+                old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
+                factor = torch.exp2(old - top)
+                u *= factor
+                total *= factor
+                s -= top
+            total += s.exp2_().sum(dim=-1, keepdim=True)
+            u.baddbmm_(s, v[:, cols])
+        output[:, rows] = u / total
+    return output
+
+
+def steps(heads: int, tokens: int, rounds: int) -> list[dict[str, object]]:
+    """The ratio to PyTorch's function after each step, not causal."""
+    q, k, v = inputs(heads, tokens)
+    size = (256, 512)
+    calls = {
+        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v),
+        "readable": lambda: readable(q, k, v, size),
+        "powers of two": lambda: tiled(q, k, v, size, in_place=False, bounded=False),
+        "one buffer": lambda: tiled(q, k, v, size, in_place=True, bounded=False),
+        "no maximum": lambda: tiled(q, k, v, size, in_place=True, bounded=True),
+        "tile sizes": lambda: flash_attention(q, k, v),
+    }
+    times = time_in_turn(calls, rounds)
+    rows = []
+    for name in list(calls)[1:]:
+        pairs = zip(times[name], times["sdpa"], strict=True)
+        ratio = statistics.median(a / b for a, b in pairs)
+        rows.append({"step": name, "ratio": round(ratio, 3)})
+    return rows
+
+
+# Memory, each measurement in a process of its own.
+
+
+def measure_memory(method: str, tokens: int) -> None:
+    """Prints the peak of the resident memory above that with the inputs, in MiB."""
+    gradient = method.endswith("backward")
+    attend = {
+        "flash": flash_attention,
+        "sdpa": F.scaled_dot_product_attention,
+        "plain": lambda q, k, v: ScaledDotProductAttention()(q, k, v)[0],
+    }[method.split()[0]]
+    small = inputs(1, 128, gradient)
+    with_backward(attend, small)() if gradient else attend(*small)  # libraries are loaded
+    qkv = inputs(1, tokens, gradient)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status("VmRSS")
+    with_backward(attend, qkv)() if gradient else attend(*qkv)
+    print((status("VmHWM") - before) / 1024)
+
+
+def status(name: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise ValueError(f"no {name} in /proc/self/status")
+
+
+def memory(method: str, tokens: int) -> float:
+    """MiB above the inputs."""
+    command = [sys.executable, __file__, "--memory-of", method, str(tokens)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return round(float(done.stdout), 1)
+
+
+def length_row(tokens: int, rounds: int) -> dict[str, object]:
+    """One head: time forward and memory of each method."""
+    q, k, v = inputs(1, tokens)
+    calls = {
+        "flash": lambda: flash_attention(q, k, v),
+        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v),
+    }
+    if tokens <= LONGEST_NAIVE:
+        calls["plain"] = lambda: ScaledDotProductAttention()(q, k, v)
+    times = time_in_turn(calls, rounds if tokens < LONGEST_NAIVE else 1)
+    row: dict[str, object] = {"tokens": tokens}
+    row |= {f"{name}_ms": round(statistics.median(ms), 2) for name, ms in times.items()}
+    methods = [m for name in calls for m in (name, f"{name} backward")]
+    return row | {f"{method}_mib": memory(method, tokens) for method in methods}
+
+
+def roof(rounds: int) -> dict[str, float]:
+    """The most FLOPs a second in a product of matrices, and numbers a second in a copy."""
+    a, b, c = (torch.randn(2048, 2048) for _ in range(3))
+    source, target = torch.randn(2**26), torch.empty(2**26)
+    calls = {
+        "product": lambda: torch.mm(a, b, out=c),
+        "copy": lambda: target.copy_(source),
+    }
+    best = {name: min(ms) / 1e3 for name, ms in time_in_turn(calls, rounds).items()}
+    return {
+        "gflops": round(2 * 2048**3 / best["product"] / 1e9, 1),
+        "giganumbers": round(2 * 2**26 / best["copy"] / 1e9, 2),  # read and written
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        return measure_memory(arguments.memory_of[0], int(arguments.memory_of[1]))
+    rounds = arguments.rounds
+    record = {"rounds": rounds, "features": FEATURES, "roof": roof(rounds)}
+    print(record["roof"], flush=True)
+    record["steps"] = steps(8, 2048, rounds)
+    print(record["steps"], flush=True)
+    record["speed"] = []
+    for heads, tokens in SHAPES:
+        for causal in (False, True):
+            few = max(3, rounds * 2048 // (heads * tokens // 4))
+            row = beside_sdpa(heads, tokens, causal, min(rounds, few))
+            record["speed"].append(row)
+            print(row, flush=True)
+    record["lengths"] = []
+    for tokens in LENGTHS:
+        record["lengths"].append(length_row(tokens, max(3, rounds // 3)))
+        print(record["lengths"][-1], flush=True)
+    write_record("flash", record)
+    return None
+
+
+if __name__ == "__main__":
+    main()
