@@ -121,12 +121,11 @@ class LayerNormFunction(Function):
         """The gradients of input, gamma and beta, and none of eps."""
         input, gamma = ctx.saved_tensors
         x_hat, inverse = LayerNormFunction.normalized(input, ctx.eps)
-        g, tokens = d_output * gamma, tuple(range(input.dim() - 1))
+        g, d_model = d_output * gamma, len(gamma)
         along = (g * x_hat).mean(dim=-1, keepdim=True)
         d_input = inverse * (g - g.mean(dim=-1, keepdim=True) - along * x_hat)
-        if not tokens:  # a single token: nothing to add up
-            return d_input, d_output * x_hat, d_output, None
-        return d_input, (d_output * x_hat).sum(tokens), d_output.sum(tokens), None
+        d_gamma = (d_output * x_hat).reshape(-1, d_model).sum(dim=0)
+        return d_input, d_gamma, d_output.reshape(-1, d_model).sum(dim=0), None
 
 
 class ReLUFunction(Function):

@@ -260,14 +260,11 @@ class FlashFunction(Function):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        causal: bool,
-        scale: float,
-        block_size: int | tuple[int, int] | None,
+        *options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Output (..., N, d_v) and log-sum-exp (..., N); see `flash_attention`."""
-        tiling = Tiling(query, key, value, mask, causal, scale, block_size)
-        output, lse = tiling.forward()
-        ctx.options = causal, scale, block_size
+        """Output (..., N, d_v) and log-sum-exp (..., N); arguments as for `Tiling`."""
+        output, lse = Tiling(query, key, value, mask, *options).forward()
+        ctx.options = options
         ctx.save_for_backward(query, key, value, mask, output, lse)
         return output, lse
 
@@ -279,7 +276,7 @@ class FlashFunction(Function):
         tiling = Tiling(query, key, value, mask, *ctx.options)
         d_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         gradients = tiling.backward(output, lse, d_output, d_lse, d_mask)
-        return *gradients, d_mask, None, None, None
+        return *gradients, d_mask, *(None for _ in ctx.options)
 
 
 def flash_attention(
@@ -299,7 +296,9 @@ def flash_attention(
     """softmax(QKᵀ/√d_k) V without ever holding more than a tile of the scores.
 
     Memory beyond inputs and output is linear in the number of tokens, also for the
-    gradients, which can be taken once. A mask that broadcasts is not expanded.
+    gradients, which can be taken once. A mask that broadcasts is not expanded. Where all
+    scores of a query are so large, or a mask so low, that the dtype can't tell them apart
+    (finfo.min for every key), the output is right, but its gradients are not.
 
     Args:
         query: shape (..., N, d_k).
