@@ -151,20 +151,15 @@ def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.c
 
 @triton.jit
 def key_range(
-    start,
-    queries,
-    keys,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-):
+    start, queries, keys,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     """Which keys a block of queries meets: below `whole` all see all, from `end` none.
 
-    `whole` is a multiple of BLOCK_K: up to it, no tile needs a check. `end` is at least
-    BLOCK_K, so that the loop runs at least once, as the compiler then knows. Otherwise it
-    can't tell that nothing but products writes to the accumulator, and lets every product
-    wait for the one before. A tile that no query sees changes nothing.
+    `whole` is a multiple of BLOCK_K: up to it, only a mask makes a check necessary. `end`
+    is at least BLOCK_K, so that the loop runs at least once, as the compiler then knows.
+    Otherwise it can't tell that nothing but products writes to the accumulator, and lets
+    every product wait for the one before. A tile that no query sees changes nothing.
 
     Source: chapter 15, eq-key-range.
     """
@@ -174,10 +169,7 @@ def key_range(
         whole = tl.minimum(tl.maximum(start + 1 + keys - queries, 0), keys)
         last = tl.minimum(start + BLOCK_Q, queries)
         end = last + keys - queries
-    whole = whole // BLOCK_K * BLOCK_K
-    if MASK != "none":
-        whole = 0
-    return whole, tl.maximum(end, BLOCK_K)
+    return whole // BLOCK_K * BLOCK_K, tl.maximum(end, BLOCK_K)
 
 
 @triton.jit
@@ -250,7 +242,7 @@ def forward_kernel(
     total = tl.zeros((BLOCK_Q,), tl.float32)
     accumulator = tl.zeros((BLOCK_Q, PADDED_V), tl.float32)
 
-    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL, MASK)
+    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
     for at in range(0, end, BLOCK_K):
         maximum, total, accumulator = forward_step(
             q, key, value, mask, at, whole, query_at, maximum, total, accumulator, scale,
@@ -548,7 +540,7 @@ def query_gradient_kernel(
     d = tl.load(delta + row + query_at)
     dq = tl.zeros((BLOCK_Q, PADDED_K), tl.float32)
 
-    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL, MASK)
+    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
     for at in range(0, end, BLOCK_K):
         dq = query_step(
             q, do, key, value, mask, at, whole, query_at, total, d, dq, scale,
@@ -559,14 +551,9 @@ def query_gradient_kernel(
 
 @triton.jit
 def query_range(
-    start,
-    queries,
-    keys,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-):
+    start, queries, keys,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     """Which queries a block of keys meets: before `seen` none sees any of the keys, from
     `whole` on all see all. Both are multiples of BLOCK_Q.
 
@@ -581,8 +568,6 @@ def query_range(
         seen = tl.maximum(start + queries - keys, 0) // BLOCK_Q * BLOCK_Q
         last_key = tl.minimum(start + BLOCK_K, keys) - 1
         whole = tl.cdiv(tl.maximum(last_key + queries - keys, 0), BLOCK_Q) * BLOCK_Q
-    if MASK != "none":
-        whole = queries
     return seen, whole
 
 
@@ -644,7 +629,7 @@ def key_value_gradient_kernel(
     dk = tl.zeros((BLOCK_K, PADDED_K), tl.float32)
     dv = tl.zeros((BLOCK_K, PADDED_V), tl.float32)
 
-    seen, whole = query_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL, MASK)
+    seen, whole = query_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
     # At least once, as in `key_range`.
     for place in range(0, tl.maximum(queries - seen, BLOCK_Q), BLOCK_Q):
         dk, dv = key_value_step(

@@ -171,14 +171,15 @@ def test_a_transposed_view_is_not_copied(monkeypatch):
     assert [tensor.data_ptr() for tensor in seen] == given
 
 
-@pytest.mark.parametrize("tokens", [32, 33])
-def test_what_lies_behind_the_features_is_not_read(tokens):
+@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (33, 33), (33, 64), (64, 33)])
+def test_what_lies_behind_is_not_read(queries, keys):
     """Padding is filled with zeros, not with the neighbors in memory, here NaN."""
     inputs = []
-    for tensor in draw(tokens, tokens, 24):
-        wide = torch.full((*tensor.shape[:-1], 40), torch.nan)
-        wide[..., :24] = tensor
-        inputs.append(wide[..., :24])
+    for tensor in draw(queries, keys, 24, leading=(1, 1)):
+        rows, columns = tensor.shape[-2:]
+        wide = torch.full((1, 1, rows + 40, columns + 16), torch.nan)
+        wide[..., :rows, :columns] = tensor
+        inputs.append(wide[..., :rows, :columns])
     output = flash_attention_triton(*(tensor.requires_grad_() for tensor in inputs))
     gradients = torch.autograd.grad(output.sum(), inputs)
     assert all(tensor.isfinite().all() for tensor in (output, *gradients))
