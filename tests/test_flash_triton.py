@@ -171,11 +171,13 @@ def test_a_transposed_view_is_not_copied(monkeypatch):
     assert [tensor.data_ptr() for tensor in seen] == given
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (33, 33), (33, 64), (64, 33)])
-def test_what_lies_behind_is_not_read(queries, keys):
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim"), [(32, 32, 24), (33, 33, 24), (33, 64, 32), (64, 33, 32)]
+)
+def test_what_lies_behind_is_not_read(queries, keys, dim):
     """Padding is filled with zeros, not with the neighbors in memory, here NaN."""
     inputs = []
-    for tensor in draw(queries, keys, 24, leading=(1, 1)):
+    for tensor in draw(queries, keys, dim, leading=(1, 1)):
         rows, columns = tensor.shape[-2:]
         wide = torch.full((1, 1, rows + 40, columns + 16), torch.nan)
         wide[..., :rows, :columns] = tensor
