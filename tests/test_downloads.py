@@ -36,6 +36,7 @@ def test_the_unpacked_zip_opens_from_its_index(site, browser, tmp_path):
     page.on("requestfailed", lambda request: failed.append(request.url))
     page.goto((tmp_path / "book" / "index.html").as_uri())
     page.click(f".contents a[href='{CHAPTER}.html']")
+    page.wait_for_url(f"**/{CHAPTER}.html")
     page.evaluate("() => MathJax.startup.promise")
     assert page.locator("mjx-container svg").count() > 10
     page.close()

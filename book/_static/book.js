@@ -40,7 +40,7 @@ const fitFormulas = () => {
   }
 };
 
-// What scrolls can be reached by the keyboard, in browsers that don't see to it themselves.
+// Tab stops at what scrolls, which not every browser sees to itself, and at no other formula.
 const SCROLLERS = "pre, .sig, .table-scroll, .output.text_html, mjx-container";
 const reachScrollers = () => {
   const boxes = [...document.querySelectorAll(SCROLLERS)];
