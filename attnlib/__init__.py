@@ -9,6 +9,7 @@ from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
+from attnlib.flash_triton import flash_attention_triton
 from attnlib.layer_norm import LayerNorm
 from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
 from attnlib.online_softmax import (
@@ -70,4 +71,6 @@ __all__ = [
     # Chapter 14: flash attention
     "FlashAttention",
     "flash_attention",
+    # Chapter 15: flash attention on a GPU
+    "flash_attention_triton",
 ]

@@ -4,8 +4,8 @@ Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -328,6 +328,23 @@ def flash_attention(
     return (output, lse) if return_lse else output
 
 
+class Backend(NamedTuple):
+    """A way to compute flash attention.
+
+    Args:
+        attention: called as `flash_attention` is, without a block_size.
+        suits: called with query, value and mask; whether "auto" may choose it for them.
+
+    Source: chapter 14.
+    """
+
+    attention: Callable[..., Any]
+    suits: Callable[[Tensor, Tensor, Tensor | None], bool]
+
+
+BACKENDS = {"torch": Backend(flash_attention, lambda query, value, mask: True)}
+
+
 class FlashAttention(BaseAttention):
     """`flash_attention` as an attention to plug in; it never forms the weights.
 
@@ -336,7 +353,9 @@ class FlashAttention(BaseAttention):
             right; composes with any mask.
         scale: factor on the scores; `None` means 1/√d_k.
         block_size: queries and keys in a tile, as one number or two; `None` chooses.
-        backend: "auto" or "torch", the tiles of this chapter.
+        backend: "torch", the tiles of this chapter; another name in `BACKENDS`, such as
+            "triton", the kernels of the next one; or "auto", the last of them that suits
+            the tensors. Only "torch" takes a block_size.
 
     Raises:
         TypeError: a wrong block_size.
@@ -353,8 +372,9 @@ class FlashAttention(BaseAttention):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if backend not in ("auto", "torch"):
-            raise ValueError(f"backend: expected 'auto' or 'torch', got {backend!r}")
+        if backend not in ("auto", *BACKENDS):
+            expected = ", ".join(map(repr, ("auto", *BACKENDS)))
+            raise ValueError(f"backend: expected one of {expected}, got {backend!r}")
         tile_sizes(block_size, matrices=1, queries=1, causal=causal)
         self.causal, self.scale = causal, scale
         self.block_size, self.backend = block_size, backend
@@ -367,8 +387,13 @@ class FlashAttention(BaseAttention):
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
+        check_inputs(query, key, value, mask)
+        backend = self.backend
+        if backend == "auto":
+            fit = [name for name, b in BACKENDS.items() if b.suits(query, value, mask)]
+            backend = fit[-1]
         options = {"causal": self.causal, "scale": self.scale}
-        output = flash_attention(
-            query, key, value, mask, **options, block_size=self.block_size
-        )
+        if backend == "torch":
+            options["block_size"] = self.block_size
+        output = BACKENDS[backend].attention(query, key, value, mask, **options)
         return output, None

@@ -312,7 +312,7 @@ def test_refusals(arguments, options, error, message, as_shipped):
 
 
 def test_the_class_refuses_when_it_is_made(as_shipped):
-    with pytest.raises(ValueError, match="backend: expected 'auto' or 'torch', got 'cuda'"):
+    with pytest.raises(ValueError, match="'torch', 'triton', got 'cuda'"):
         FlashAttention(backend="cuda")
     with pytest.raises(ValueError, match="block_size: expected at least 1"):
         FlashAttention(block_size=0)

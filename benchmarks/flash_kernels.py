@@ -1,0 +1,190 @@
+"""What the Triton kernels use on GPUs that are not here: compiled for them, not run.
+
+Registers, spills and whether products wait for each other are from the assembler's report;
+shared memory and instructions from Triton's. Not with TRITON_INTERPRET set: a process
+either interprets or compiles.
+
+    python benchmarks/flash_kernels.py            writes results/flash_kernels.json
+    python benchmarks/flash_kernels.py --json     prints it, one kernel a line
+    python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attnlib import flash_triton
+
+FLOAT32 = ("lse", "d_lse", "shift", "delta")  # pointers to one number a query
+SIZES = ("heads", "queries", "keys", "scale")
+KERNELS = ("forward", "query_gradient", "key_value_gradient")
+CAPABILITIES = (80, 90, 100)
+TENSOR_CORE = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
+DIVISIBLE = [["tt.divisibility", 16]]
+
+
+class Case(NamedTuple):
+    """One kernel for one GPU."""
+
+    kernel: str
+    capability: int
+    dtype: str
+    dim: int
+    causal: bool = True
+    mask: str = "none"
+    even: bool = True
+
+
+def cases(full: bool) -> list[Case]:
+    """What to compile. A causal kernel holds all the code that a plain one does."""
+    if full:
+        dims, dtypes = (16, 32, 40, 64, 80, 96, 128, 192, 256), ("fp16", "bf16", "fp32")
+        causal = (True, False)
+        found = itertools.product(KERNELS, CAPABILITIES, dtypes, dims, causal)
+        return [Case(*case) for case in found]
+    found = itertools.product(KERNELS, CAPABILITIES, ("fp16",), (64, 128))
+    extra = [
+        Case("forward", 90, "bf16", 128, causal=False),
+        Case("key_value_gradient", 90, "fp32", 128, causal=False),
+        Case("key_value_gradient", 90, "fp16", 256, causal=False, even=False),
+        Case("query_gradient", 90, "fp16", 80, False, "boolean", even=False),
+        Case("statistics", 90, "fp16", 128),
+    ]
+    return [*(Case(*case) for case in found), *extra]
+
+
+def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
+    """Constants, and warps and stages, as the module chooses them for this case."""
+    dtype = torch.float32 if case.dtype == "fp32" else torch.float16
+    padded = flash_triton.padded(case.dim)
+    constants = {
+        **{"D_K": case.dim, "D_V": case.dim, "PADDED_K": padded, "PADDED_V": padded},
+        **{"CAUSAL": case.causal, "MASK": case.mask, "BLOCK_Q": 64, "EVEN": case.even},
+        "ROWS": flash_triton.STATISTICS_ROWS,
+    }
+    options = {"num_warps": 4, "num_stages": 3}
+    if case.kernel != "statistics":
+        tiles = flash_triton.choose_tiles(case.kernel, case.dim, dtype, case.capability)
+        constants |= {"BLOCK_Q": tiles.queries, "BLOCK_K": tiles.keys}
+        options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    return constants, options
+
+
+def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
+    """What Triton compiles, and with which warps and stages: as a launch would."""
+    kernel = getattr(flash_triton, f"{case.kernel}_kernel")
+    constants, options = constants_of(case)
+    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    signature, paths, attributes = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            paths[(index,)] = constants[name]
+        elif name in SIZES:  # a launch would find out what 16 divides; lengths need not be
+            signature[name] = "fp32" if name == "scale" else "i32"
+        elif name in FLOAT32:
+            signature[name] = "*fp32"
+            attributes[(index,)] = DIVISIBLE
+        else:  # a tensor with its strides, of which the last is 1
+            boolean = name == "mask" and case.mask == "boolean"
+            pointer = "*u8" if boolean else f"*{case.dtype}"
+            signature[name] = flash_triton.Heads(pointer, "i32", "i32", "i32", "constexpr")
+            paths[(index, 4)] = 1
+            attributes.update({(index, place): DIVISIBLE for place in range(4)})
+    return ASTSource(kernel, signature, paths, attributes), options
+
+
+def assembler(capability: int) -> str:
+    """The ptxas that comes with Triton."""
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    newer = folder / "ptxas-blackwell"
+    return str(newer if capability >= 100 and newer.exists() else folder / "ptxas")
+
+
+def resources(report: str) -> dict[str, int | bool]:
+    """Registers a thread, bytes spilled, from what `ptxas -v` prints.
+
+    Also whether it made the multiplications wait for each other, which it does without
+    failing when it can't tell that nothing touches their registers in between.
+    """
+    registers = re.search(r"Used (\d+) registers", report)
+    stores = re.search(r"(\d+) bytes spill stores", report)
+    loads = re.search(r"(\d+) bytes spill loads", report)
+    if not (registers and stores and loads):
+        raise ValueError(f"ptxas: expected registers and spills, got {report!r}")
+    return {
+        "registers": int(registers[1]),
+        "spill_stores": int(stores[1]),
+        "spill_loads": int(loads[1]),
+        "serialized": "wgmma.mma_async instructions are serialized" in report,
+    }
+
+
+def compiled(case: Case) -> dict[str, Any]:
+    """Compiles one case and returns what it uses."""
+    what, options = source(case)
+    target = GPUTarget("cuda", case.capability, 32)
+    result = triton.compile(what, target=target, options=options)
+    ptx = result.asm["ptx"]
+    architecture = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        command = [assembler(case.capability), "-v", f"--gpu-name={architecture}"]
+        command += [str(file), "-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    constants, _ = constants_of(case)
+    return {
+        **case._asdict(),
+        **{"queries": constants["BLOCK_Q"], "keys": constants.get("BLOCK_K")},
+        **options,
+        **resources(done.stderr + done.stdout),
+        "shared": result.metadata.shared,
+        "tensor_core": [word for word in TENSOR_CORE if word in ptx],
+    }
+
+
+def compile_all(full: bool) -> Iterator[dict[str, Any]]:
+    """Compiles the cases, two at a time."""
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        sys.exit("flash_kernels: TRITON_INTERPRET is set; unset it to compile")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache  # nothing left over from other versions
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            yield from pool.map(compiled, cases(full))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for row in compile_all(arguments.full):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if not (arguments.json or arguments.full):
+        path = Path(__file__).parent / "results" / "flash_kernels.json"
+        # One kernel a line, and nothing of this machine: it only compiled.
+        lines = ",\n  ".join(map(json.dumps, rows))
+        text = f'{{"triton": "{triton.__version__}", "kernels": [\n  {lines}\n]}}\n'
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The kernels compiled for GPUs that are not here: they fit, and use the tensor cores.
+
+Triton can't compile in a process that interprets, as this one does, so that
+benchmarks/flash_kernels.py runs in processes of its own.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+RECORD = BENCHMARKS / "results" / "flash_kernels.json"
+
+if importlib.util.find_spec("triton") is None:
+    if os.environ.get("CI") and sys.platform == "linux":
+        pytest.fail("no triton found, but CI has to compile the kernels", pytrace=False)
+    pytest.skip("no triton found", allow_module_level=True)
+
+sys.path.insert(0, str(BENCHMARKS))
+from flash_kernels import Case, cases, resources  # noqa: E402
+
+# Bytes of shared memory that one program may have. The table's tiles for 80 also serve 86,
+# 89 and 120, which have 99 KB, so that is the limit to keep; 80 itself has 163 KB.
+SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+# The instructions that multiply tiles on tensor cores.
+TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+
+# Bytes a thread, for so many features. The keys' and values' kernel needs all 255 registers
+# and keeps a few of them in memory: about 1 in 100 of its loop's instructions.
+SPILL_LIMIT = {128: 40, 256: 80}
+
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
+ptxas info    : Function properties for forward_kernel
+    24 bytes stack frame, 20 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 24 bytes cumulative stack size
+"""
+
+SERIALIZED = (
+    "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized due to non wgmma instructions defining accumulator registers\n"
+)
+
+
+def problems(row):
+    """What is wrong with one compiled kernel, in words."""
+    found = []
+    if row["shared"] > SHARED_LIMIT[row["capability"]]:
+        found.append(f"{row['shared']} bytes of shared memory")
+    limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
+    if max(row["spill_stores"], row["spill_loads"]) > limit:
+        found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
+    if row["serialized"]:
+        found.append("wgmma instructions serialized")
+    wanted = TENSOR_CORE[row["capability"]]
+    multiplies = row["kernel"] != "statistics" and row["dtype"] != "fp32"
+    if multiplies and wanted not in row["tensor_core"]:
+        found.append(f"no {wanted}")
+    return found
+
+
+def run(*command):
+    """What a script prints, in a process that does not interpret."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(BENCHMARKS)
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """What benchmarks/flash_kernels.py finds."""
+    return [json.loads(line) for line in run(BENCHMARKS / "flash_kernels.py", "--json")]
+
+
+def test_all_were_compiled(rows):
+    """None is missing."""
+    names = Case._fields
+    assert [Case(*(row[name] for name in names)) for row in rows] == cases(full=False)
+
+
+def test_resources_and_instructions(rows):
+    """Shared memory, spills and tensor cores."""
+    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
+    assert not {case: words for case, words in bad.items() if words}
+
+
+def test_the_record_is_up_to_date(rows):
+    """What chapter 15 prints is what this Triton makes of these kernels."""
+    import triton
+
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert record == {"triton": triton.__version__, "kernels": rows}
+
+
+# Goes through a launch up to the GPU. A stand-in says that there is an H100; Triton then
+# finds types and constants by itself.
+LAUNCH = """
+import flash_kernels
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from attnlib import flash_triton
+
+
+class NoGPU:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compare(kernel, programs, device, *args, **options):
+    found = kernel.warmup(*args, grid=(programs,), **options).src
+    name = kernel.__name__.removesuffix("_kernel")
+    expected, _ = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+    assert found.signature == expected.signature, (found.signature, expected.signature)
+    assert found.constants == expected.constants, (found.constants, expected.constants)
+    missing = expected.attrs.keys() - found.attrs.keys()
+    assert not missing, missing
+    print(name)
+
+
+driver.set_active(NoGPU())
+flash_triton.launch = compare
+flash_triton.capability_of = lambda tensor: 90
+inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
+output, lse = flash_triton.run_forward(*inputs, None, True, 0.1)
+numbers = flash_triton.run_statistics(output, output, lse, lse)
+flash_triton.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
+"""
+
+
+def test_a_launch_compiles_the_same():
+    """Types, constants and what 16 divides are what Triton finds in a launch."""
+    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    assert run("-c", LAUNCH) == kernels
+
+
+def test_the_report_of_ptxas_is_read():
+    """Registers and spills; an unknown text is no 0."""
+    expected = {"registers": 168, "spill_stores": 20, "spill_loads": 16}
+    expected["serialized"] = False
+    assert resources(REPORT) == expected
+    assert resources(SERIALIZED + REPORT) == expected | {"serialized": True}
+    with pytest.raises(ValueError, match="expected registers and spills"):
+        resources("ptxas info    : 0 bytes gmem")
+
+
+GOOD = {
+    **Case("forward", 90, "fp16", 64)._asdict(),
+    **{"shared": 1000, "spill_stores": 0, "spill_loads": 0, "serialized": False},
+    "tensor_core": ["wgmma.mma_async"],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"shared": 227 * 1024 + 1}, ["232449 bytes of shared memory"]),
+        ({"spill_stores": 40}, []),
+        ({"spill_stores": 44, "dim": 192}, []),
+        ({"spill_stores": 84, "dim": 192}, ["84 + 0 bytes spilled"]),
+        ({"spill_stores": 44}, ["44 + 0 bytes spilled"]),
+        ({"spill_loads": 44}, ["0 + 44 bytes spilled"]),
+        ({"serialized": True}, ["wgmma instructions serialized"]),
+        ({"tensor_core": ["mma.sync"]}, ["no wgmma.mma_async"]),
+        ({"tensor_core": [], "dtype": "fp32"}, []),
+        ({"capability": 100, "tensor_core": ["tcgen05.mma"]}, []),
+        ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
+         ["102400 bytes of shared memory"]),
+    ],
+)  # fmt: skip
+def test_a_fault_is_noticed(change, words):
+    """Each limit, once broken."""
+    assert problems({**GOOD, **change}) == words
