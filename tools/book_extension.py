@@ -6,6 +6,7 @@
   number of the chapter and ``cell-id`` the id of the cell in the notebook.
 - A hidden cell that starts with ``# Solution`` is labeled "Show solution".
 - Plots keep their printed size; tables scroll inside themselves.
+- A page knows the public addresses, where there are any.
 - MathJax is served by the site itself, and a page loads only the files that it needs.
 """
 
@@ -20,6 +21,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from address import address
 from docutils import nodes
 from PIL import Image
 from sphinx.application import Sphinx
@@ -105,6 +107,7 @@ def load_only_needed(
         context[files] = [file for file in context[files] if needed(file)]
     if "body" in context:  # names and punctuation have no color of their own
         context["body"] = PLAIN.sub(r"\1", context["body"])
+    context["published"] = app.config.published
     context["root_title"] = app.env.titles[app.config.root_doc].astext()
 
 
@@ -127,6 +130,7 @@ def copy_mathjax(app: Sphinx) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the functions above."""
     sys.path.insert(0, str(ROOT))  # autodoc documents this tree's attnlib
+    app.add_config_value("published", lambda config: address(), "html")
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it in any case
     app.connect("config-inited", find_toc, priority=100)
     app.connect("builder-inited", copy_mathjax)

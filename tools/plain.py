@@ -20,8 +20,9 @@ ROLE = re.compile(r"\{([a-z]+(?::[a-z]+)?)\}`(?:([^`<]*?)\s*<)?([^`<>]+)>?`")
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)\s]*)\)")  # to a place in the book
 BOXES = "admonition|attention|caution|hint|important|note|tip|warning"
 BOX = re.compile(rf"^(:{{3,}}|`{{3,}})\{{({BOXES})\}} *(.*)\n([\s\S]*?)^\1$", re.MULTILINE)
-LEFT = re.compile(  # what this module does not turn: directives, targets, notes, pictures
-    r"^[ \t]*(?::::|```\{|~~~\{|\([\w-]+\)=|% ).*|\{[a-z:-]+\}`|\$\$[ \t]*\(|<!--|!?\[\^|!\[",
+LEFT = re.compile(  # what is not turned: directives, targets, comments, notes, pictures
+    r"^[ \t]*(?::::|```\{|~~~\{|\([\w-]+\)=|% ).*"
+    r"|\{[a-z:-]+\}`|\$\$[ \t]*\(|<!--|\[\^|!\[",
     re.MULTILINE,
 )
 
