@@ -1,11 +1,16 @@
 """While the tests run, every call is checked against its shape annotations."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 from site_browser import ARGUMENTS, find_chromium
+
+ROOT = Path(__file__).resolve().parent.parent
 
 install_import_hook("attnlib", "beartype.beartype")  # before the first import of attnlib
 
@@ -20,6 +25,18 @@ def as_shipped():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """The site, built with warnings as errors."""
+    build = subprocess.run(
+        [sys.executable, "tools/build_book.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    if build.returncode:
+        output = f"{build.stdout}\n{build.stderr}"
+        pytest.fail(f"the book does not build\n{output}", pytrace=False)
+    return ROOT / "_build" / "html"
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,7 +18,6 @@ from bs4 import BeautifulSoup
 from site_browser import serve
 
 ROOT = Path(__file__).resolve().parent.parent
-SITE = ROOT / "_build" / "html"
 WIDTHS = (1440, 360)
 ORIGINS = ("served", "file")
 MAX_PAGE_BYTES = 500_000  # without MathJax
@@ -45,18 +42,6 @@ def code_cells(chapter: str) -> list[tuple[str, str, list[str]]]:
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
     ]
-
-
-@pytest.fixture(scope="module")
-def site() -> Path:
-    """The site, built with warnings as errors."""
-    build = subprocess.run(
-        [sys.executable, "tools/build_book.py"], cwd=ROOT, capture_output=True, text=True
-    )
-    if build.returncode:
-        output = f"{build.stdout}\n{build.stderr}"
-        pytest.fail(f"the book does not build\n{output}", pytrace=False)
-    return SITE
 
 
 @pytest.fixture(scope="module")

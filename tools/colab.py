@@ -30,6 +30,8 @@ GPU_HINT = """\
 > the first cell. The kernels of this chapter need compute capability 8.0, for example an
 > A100 or an L4. A T4 has 7.5: on it, flash attention takes the path through PyTorch. The
 > chapter runs without a GPU, too."""
+# An output of a notebook has no place for a text that is read in place of the picture.
+IN_WORDS = "<details>\n<summary>The figure in words</summary>\n\n{}\n\n</details>"
 LICENSE = "Code: MIT. Text and figures: CC BY 4.0."
 
 
@@ -67,13 +69,14 @@ def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[Noteb
         made.source = SOLUTION.sub(r"# @title \1", source, count=1)
     else:
         made.outputs, made.execution_count = cell.outputs, cell.execution_count
-    figure = cell.metadata.get("mystnb", {}).get("figure")
-    if not figure:
+    shown = cell.metadata.get("mystnb", {})
+    if "figure" not in shown:
         return [made]
-    number = plain.places["numref", figure["name"]][0]
-    caption = plain.markdown(figure["caption"], chapter.name, chapter.where(cell))
-    text = f"**{number}.** {caption}"
-    return [made, new_markdown_cell(text, id=figure["name"])]
+    name, caption = shown["figure"]["name"], shown["figure"]["caption"]
+    number = plain.places["numref", name][0]
+    caption = plain.markdown(caption, chapter.name, chapter.where(cell))
+    text = f"**{number}.** {caption}\n\n{IN_WORDS.format(shown['image']['alt'])}"
+    return [made, new_markdown_cell(text, id=name)]
 
 
 def folded() -> dict[str, object]:
