@@ -46,7 +46,7 @@ LOOK = r"""() => {
     displayed: document.querySelectorAll("mjx-container[display=true]").length,
     tags: document.querySelectorAll("mjx-container[display=true] mjx-mlabeledtr").length,
     inline: document.querySelectorAll("mjx-container:not([display=true])").length,
-    wrong: [...left, ...[...errors].map((error) => "math error: " + (error.textContent || "unknown command"))],
+    wrong: [...left, ...[...errors].map((e) => e.textContent || "unknown command")],
   };
 }"""
 
