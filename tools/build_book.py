@@ -1,4 +1,7 @@
-"""Build the book's HTML: warnings are errors, and the path to open is printed."""
+"""Build the book's HTML: warnings are errors, and the path to open is printed.
+
+The chapters are in it as notebooks that stand alone, for the reader to download.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from address import address
+from chapters import run
+from colab import write_editions
+
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 
 
 def main() -> int:
     """Run Jupyter Book in the root of the repository."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--into", type=Path, default=ROOT, help="the folder that gets _build (this one)"
     )
@@ -26,9 +33,11 @@ def main() -> int:
         # Sphinx warns only about pages that it reads: read them all again next time.
         shutil.rmtree(into / "_build" / ".doctrees", ignore_errors=True)
         return code
-    print(f"\nOpen {(into / '_build' / 'html' / 'index.html').as_uri()}")
+    site = into / "_build" / "html"
+    write_editions(ROOT, site / "notebooks", address())
+    print(f"\nOpen {(site / 'index.html').as_uri()}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

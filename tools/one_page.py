@@ -42,7 +42,7 @@ def page_of(target: str) -> str:
 def section_of(name: str, site: Path, pages: set[str]) -> tuple[Tag, list[Tag]]:
     """A page's text for the one document, and the solutions taken out of it."""
     article = parse(site / f"{name}.html").article
-    for tag in article.select("script, .headerlink, .tag_hide-input > details"):
+    for tag in article.select("script, nav, .headerlink, .tag_hide-input > details"):
         tag.decompose()
     for details in article.find_all("details"):
         details["open"] = ""

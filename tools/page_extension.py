@@ -50,23 +50,21 @@ def tell(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
     """Give the templates what they need."""
-    site = app.config.site_address
-    context["accessible"] = accessible
+    published = context["published"] = app.config.published
+    toctree = context["toctree"]
+    context["toctree"] = lambda **options: accessible(toctree(**options))
     context["body"] = accessible(context.get("body", ""))
     context["description"] = description(doctree)
-    if not site:
-        return
-    context["page_address"] = page_address(app, page)
-    context["card_address"] = f"{site}_static/card.png"
-    context["site_path"] = urlsplit(site).path
-    context["downloads"] = {
-        kind: address().download(file) for kind, file in DOWNLOADS.items()
-    }
+    if published:
+        context["page_address"] = page_address(app, page)
+        context["card_address"] = f"{published.site}_static/card.png"
+        context["site_path"] = urlsplit(published.site).path
+        context["downloads"] = DOWNLOADS
 
 
 def page_address(app: Sphinx, page: str) -> str:
     at_root = page == app.config.root_doc
-    return app.config.site_address + ("" if at_root else f"{page}.html")
+    return app.config.published.site + ("" if at_root else f"{page}.html")
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
@@ -77,7 +75,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
     shutil.copyfile(out / f"{app.config.root_doc}.html", out / "index.html")
     sitemap = out / "sitemap.xml"
     sitemap.unlink(missing_ok=True)
-    if app.config.site_address:
+    if app.config.published:
         pages = [page_address(app, page) for page in sorted(app.env.found_docs)]
         places = "".join(f"<url><loc>{escape(page)}</loc></url>\n" for page in pages)
         namespace = "http://www.sitemaps.org/schemas/sitemap/0.9"
@@ -88,15 +86,10 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         )
 
 
-def find_address(app: Sphinx, config: Any) -> None:
-    published = address()
-    config.site_address = published.site if published else ""
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the functions above, after those of book_extension."""
-    app.add_config_value("site_address", "", "html")  # another address: all pages anew
-    app.connect("config-inited", find_address)
+    # With another address, all pages are written anew.
+    app.add_config_value("published", lambda config: address(), "html")
     app.connect("html-page-context", tell, priority=910)
     app.connect("build-finished", finish, priority=910)
     return {"version": "1"}
