@@ -46,7 +46,7 @@ def test_the_unpacked_zip_opens_from_its_index(site, browser, tmp_path):
 @pytest.fixture(scope="module")
 def printed(site, browser, tmp_path_factory) -> PdfReader:
     out = tmp_path_factory.mktemp("pdf") / "book.pdf"
-    pdf.make(browser, out, site, ["intro", CHAPTER])
+    pdf.make(browser, out, site, [CHAPTER])
     return PdfReader(out)
 
 
@@ -69,7 +69,7 @@ def test_bookmarks_lead_through_the_book(printed):
     found = list(titles(printed.outline))
     top = [title for depth, title in found if depth == 0]
     title = "8 Feed-forward network"
-    assert top == ["Attention, derived", "Introduction", title, "Solutions"]
+    assert top == ["Attention, derived", title, "Solutions"]
     assert any(depth == 1 and "Exercises" in title for depth, title in found)
 
 
