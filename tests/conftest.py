@@ -1,6 +1,8 @@
-"""While the tests run, every call is checked against its shape annotations."""
+"""What the tests share; while they run, calls are checked against their annotations."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,27 @@ def as_shipped():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-pages", action="store_true", help="accessibility of every page (minutes)"
+    )
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """The site, built with warnings as errors."""
+    build = subprocess.run(
+        [sys.executable, "tools/build_book.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    if build.returncode:
+        output = f"{build.stdout}\n{build.stderr}"
+        pytest.fail(f"the book does not build\n{output}", pytrace=False)
+    return ROOT / "_build" / "html"
 
 
 @pytest.fixture(scope="session")

@@ -1,28 +1,43 @@
-"""Build the book's HTML: warnings are errors, and the path to open is printed."""
+"""Build the book's HTML: warnings are errors, and the path to open is printed.
+
+The chapters are in it as notebooks that stand alone, for the reader to download.
+"""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from address import address
+from chapters import run
+from colab import write_editions
+
 ROOT = Path(__file__).resolve().parent.parent
-OPTIONS = "--config _config.yml --toc _toc.yml --path-output . -W --keep-going -n"
+OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 
 
 def main() -> int:
     """Run Jupyter Book in the root of the repository."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--into", type=Path, default=ROOT, help="the folder that gets _build (this one)"
+    )
+    into = parser.parse_args().into.resolve()
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [str(jupyter_book), "build", "book", *OPTIONS.split()]
-    code = subprocess.run(command, cwd=ROOT).returncode
+    code = subprocess.run([*command, "--path-output", str(into)], cwd=ROOT).returncode
     if code:
         # Sphinx warns only about pages that it reads: read them all again next time.
-        shutil.rmtree(ROOT / "_build" / ".doctrees", ignore_errors=True)
+        shutil.rmtree(into / "_build" / ".doctrees", ignore_errors=True)
         return code
-    print(f"\nOpen {(ROOT / '_build' / 'html' / 'index.html').as_uri()}")
+    site = into / "_build" / "html"
+    write_editions(ROOT, site / "notebooks", address())
+    print(f"\nOpen {(site / 'index.html').as_uri()}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

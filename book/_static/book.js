@@ -39,10 +39,23 @@ const fitFormulas = () => {
     if (formula.getBoundingClientRect().right > room) formula.classList.add("too-wide");
   }
 };
+
+// Tab stops at what scrolls, which not every browser sees to itself, and at no other formula.
+const SCROLLERS = "pre, .sig, .table-scroll, .output.text_html, mjx-container";
+const reachScrollers = () => {
+  const boxes = [...document.querySelectorAll(SCROLLERS)];
+  const wide = boxes.map((box) => box.scrollWidth > box.clientWidth
+    && getComputedStyle(box).overflowX === "auto");
+  boxes.forEach((box, i) => {
+    if (wide[i]) box.tabIndex = 0;
+    else if (box.tabIndex === 0) box.removeAttribute("tabindex");
+  });
+};
+const fit = () => { fitFormulas(); reachScrollers(); };
 addEventListener("load", () => {
-  window.MathJax?.startup?.promise?.then(() => {
-    fitFormulas();
-    addEventListener("resize", () => requestAnimationFrame(fitFormulas));
+  (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => {
+    fit();
+    addEventListener("resize", () => requestAnimationFrame(fit));
   });
 });
 

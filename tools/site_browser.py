@@ -1,4 +1,4 @@
-"""Chromium and a local server for the tests of the site."""
+"""Chromium and a local server: for the tests of the site, the PDF and the pictures."""
 
 from __future__ import annotations
 
