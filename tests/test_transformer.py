@@ -210,7 +210,7 @@ def test_export(norm_first, as_shipped):
 
 
 @pytest.mark.skipif(
-    sys.platform == "win32", reason="torch.compile needs the prompt of Visual Studio there"
+    sys.platform == "win32", reason="torch.compile needs vcvars64.bat called first there"
 )
 def test_compile(as_shipped):
     block = TransformerBlock(16, 2).double()

@@ -13,52 +13,43 @@ from typing import Any
 from chapters import BookError, parser, run, write_text
 
 BLOCK = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
+PASSES = ("forward", "both")
 Record = dict[str, Any]
 
 
-def table(head: str, rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown; the columns after the first two hold numbers."""
+def table(head: str, rows: Iterable[Iterable[str]], texts: int) -> str:
+    """A table in Markdown; after the first columns, with texts, come numbers."""
     titles = head.split(" | ")
-    rule = ["---", "---", *["--:"] * (len(titles) - 2)]
+    rule = ["---"] * texts + ["--:"] * (len(titles) - texts)
     lines = (f"| {' | '.join(cells)} |" for cells in (titles, rule, *rows))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace(" × ", "\u00a0×\u00a0") + "\n"  # sizes stay in one line
 
 
-def machine(record: Record) -> str:
-    """The machine of a record, in a sentence."""
-    where = record["machine"]
-    return (
-        f"*Float32 on {where['cpu']}, {where['threads']} threads, {where['system']}, "
-        f"Python {where['python']}, PyTorch {where['torch']}; "
-        f"medians of {record['rounds']} rounds.*\n"
+def machines(records: Iterable[Record]) -> str:
+    """The machine that the records come from, or each that does."""
+    sentence = (
+        "*Float32, medians of runs that take turns, on {cpu}, {threads} threads, "
+        "{system}, with Python {python} and PyTorch {torch}.*\n"
     )
+    return "\n".join(dict.fromkeys(sentence.format(**r["machine"]) for r in records))
 
 
-def multi_head(record: Record) -> str:
-    """MultiHeadAttention beside PyTorch's, with weights and without."""
+def layers(multi_head: Record, layer_norm: Record) -> str:
+    """MultiHeadAttention and LayerNorm beside the layers of PyTorch."""
     rows = []
-    passes = {(row["batch"], row["pass"]): row for row in record["rows"]}
-    for forward in (row for row in record["rows"] if row["pass"] == "forward"):
-        both = passes[forward["batch"], "forward+backward"]
-        size = "{batch} × {tokens}, {width} in {heads} heads".format(**forward)
-        for rival, ratio in (
-            ("`nn.MultiheadAttention`, weights returned", "ratio"),
-            ("`nn.MultiheadAttention`, `need_weights=False`", "ratio_fused"),
-        ):
-            rows.append([rival, size, f"{forward[ratio]:.2f}", f"{both[ratio]:.2f}"])
-    head = "`MultiHeadAttention` beside | batch × tokens, width | forward | and backward"
-    return table(head, rows) + "\n" + machine(record)
-
-
-def layer_norm(record: Record) -> str:
-    """LayerNorm beside PyTorch's."""
-    rows = [
-        ["`nn.LayerNorm`", "{tokens} × {features}".format(**row), f"{ours / theirs:.2f}"]
-        for row in record["rows"]
-        for ours, theirs in [(row["ours_ms"], row["theirs_ms"])]
-    ]
-    head = "`LayerNorm` beside | tokens × width | forward"
-    return table(head, rows) + "\n" + machine(record)
+    both = {row["batch"]: row for row in multi_head["rows"] if row["pass"] != "forward"}
+    for row in (row for row in multi_head["rows"] if row["pass"] == "forward"):
+        size = "{batch} × {tokens} × {width}, {heads} heads".format(**row)
+        for how, name in (("weights returned", "ratio"), ("no weights", "ratio_fused")):
+            ratios = [f"{measured[name]:.2f}" for measured in (row, both[row["batch"]])]
+            rows.append([f"`nn.MultiheadAttention`, {how}", size, *ratios])
+    for row in layer_norm["rows"]:
+        size = "{tokens} × {features}".format(**row)
+        rows.append(
+            ["`nn.LayerNorm`", size, f"{row['ours_ms'] / row['theirs_ms']:.2f}", ""]
+        )
+    head = "beside | size | forward | + backward"
+    return table(head, rows, texts=2)
 
 
 def attention(record: Record) -> str:
@@ -66,19 +57,10 @@ def attention(record: Record) -> str:
     rows = []
     for row in record["speed"]:
         size = f"{row['heads']} × {row['tokens']}{', causal' if row['causal'] else ''}"
-        for ours, name in (
-            ("flash", "FlashAttention"),
-            ("plain", "ScaledDotProductAttention"),
-        ):
-            if f"forward_{ours}_ratio" in row:
-                times = [
-                    f"{row[f'{part}_{ours}_ratio']:.2f}" for part in ("forward", "both")
-                ]
-                rows.append([f"`{name}`", size, *times])
-    head = (
-        "beside `F.scaled_dot_product_attention` | heads × tokens | forward | and backward"
-    )
-    return table(head, sorted(rows, key=lambda row: row[0])) + "\n" + machine(record)
+        names = (f"{run}_{ours}_ratio" for ours in ("flash", "plain") for run in PASSES)
+        rows.append([size, *(f"{row[name]:.2f}" if name in row else "" for name in names)])
+    head = "size | flash, forward | + backward | plain, forward | + backward"
+    return table(head, rows, texts=1)
 
 
 def memory(record: Record) -> str:
@@ -89,7 +71,7 @@ def memory(record: Record) -> str:
     }
     return (
         f"Memory beyond the inputs, forward and backward, for one head of "
-        f"{record['features']} and {longest['tokens']} tokens: {mib['flash']} MiB for "
+        f"{record['features']} at {longest['tokens']} tokens: {mib['flash']} MiB for "
         f"`FlashAttention`, {mib['sdpa']} MiB for `F.scaled_dot_product_attention`, "
         f"{mib['plain']} MiB for `ScaledDotProductAttention`, which forms the weights.\n"
     )
@@ -104,9 +86,18 @@ def main() -> int:
         path = args.root / "benchmarks" / "results" / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8"))
 
-    flash = record("flash")
-    parts = [multi_head(record("multi_head")), layer_norm(record("layer_norm"))]
-    parts += [attention(flash), memory(flash)]
+    flash, multi_head, norm = map(record, ("flash", "multi_head", "layer_norm"))
+    parts = [
+        "`MultiHeadAttention` and `LayerNorm`, over the layers of PyTorch; sizes are "
+        "(batch ×) tokens × width:\n",
+        layers(multi_head, norm),
+        "`FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with heads of "
+        f"{flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
+        "tokens:\n",
+        attention(flash),
+        memory(flash),
+        machines([multi_head, norm, flash]),
+    ]
     path: Path = args.root / "book" / "engineers.md"
     old = path.read_text(encoding="utf-8")
     new, count = BLOCK.subn(lambda m: m[1] + "\n" + "\n".join(parts) + "\n" + m[2], old)
