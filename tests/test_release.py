@@ -113,8 +113,8 @@ def build(root: Path, out: Path) -> dict[str, bytes]:
 def archives(tmp_path_factory):
     """Wheel and sdist of this tree."""
     folder = tmp_path_factory.mktemp("archives")
-    build(copy(folder / "root"), folder / "dist")
-    return folder / "dist"
+    build(ROOT, folder)
+    return folder
 
 
 def test_archives_are_reproducible(archives, tmp_path):
