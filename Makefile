@@ -1,6 +1,6 @@
 # make book       the HTML, in _build/html
 # make test       every test: notebooks, package, tools, and the site in a browser
-# make chapters   after editing a chapter: its module, its outputs, the list of equations
+# make chapters   after editing a chapter: its module, its outputs, the generated pages
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,6 +20,7 @@ chapters: $(READY)
 	$(RUN) tools/tangle.py
 	$(RUN) tools/execute.py
 	$(RUN) tools/equations.py
+	$(RUN) tools/speed.py
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("attnlib needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

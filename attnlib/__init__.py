@@ -30,6 +30,8 @@ from attnlib.transformer import (
     sinusoidal_positions,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     # Chapter 1: scaled dot-product attention
     "BaseAttention",

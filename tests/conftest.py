@@ -22,6 +22,13 @@ settings.register_profile("attnlib", derandomize=True, deadline=None, max_exampl
 settings.load_profile("attnlib")
 
 
+def pytest_collection_modifyitems(items):
+    """Marks what needs a browser or the built site: `-m "not site"` leaves it out."""
+    for item in items:
+        if {"browser", "site"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("site")
+
+
 @pytest.fixture
 def as_shipped():
     """Without the run-time check of annotations, which would refuse bad input first."""

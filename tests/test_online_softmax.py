@@ -68,7 +68,7 @@ def whole(scores, value):
     """The state of a row, and its log-sum-exp, by other means."""
     if scores.shape[-1] == 0:
         scores = F.pad(scores, (0, 1), value=-torch.inf)
-        value = F.pad(value, (0, 0, 0, 1))
+        value = value.new_zeros(*value.shape[:-2], 1, value.shape[-1])
     maximum = scores.max(dim=-1).values
     total = torch.nan_to_num(scores - maximum[..., None], nan=-torch.inf).exp().sum(dim=-1)
     output = masked_softmax(scores) @ value

@@ -201,12 +201,17 @@ def test_export(norm_first, as_shipped):
     model = small_model(norm_first=norm_first).double().eval()
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", max=12)}
     ids = torch.randint(11, (3, 7))
-    exported = torch.export.export(model, (ids,), dynamic_shapes=(sizes,)).module()
+    # PyTorch 2.4 exports a model only without the strict tracing, now the default.
+    program = torch.export.export(model, (ids,), dynamic_shapes=(sizes,), strict=False)
+    exported = program.module()
     for shape in ((3, 7), (2, 12), (5, 2)):
         ids = torch.randint(11, shape)
         torch.testing.assert_close(exported(ids), model(ids), rtol=0, atol=1e-12)
 
 
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="torch.compile needs vcvars64.bat called first there"
+)
 def test_compile(as_shipped):
     block = TransformerBlock(16, 2).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
