@@ -28,6 +28,7 @@ from address import address
 from chapters import BookError, Chapter, read_chapters
 from colab import edition, write_editions
 from plain import Plain
+from release import versions
 from setup_cell import needed_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -276,7 +277,7 @@ class Machine:
         return [line.replace("{source}", source) for line in installs]
 
 
-VERSION = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+VERSION = versions(ROOT)["attnlib/__init__.py"]
 HERE = json.dumps({"url": PUBLISHED.archive})
 OTHER = json.dumps({"url": PUBLISHED.archive.replace("0123", "3210")})
 INSTALLED = {  # version, direct_url.json, and whether it is installed again

@@ -11,7 +11,6 @@ book is published, see tools/address.py.
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 from address import Address, address
@@ -20,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from normalize import METADATA
 from plain import Plain
+from release import versions
 from setup_cell import FILE, FOLDER, setup_code
 
 SOLUTION = re.compile(r"# (Solution (\d+\.\d+).*)")
@@ -99,8 +99,7 @@ def closing(chapter: Chapter, plain: Plain) -> str:
 
 def write_editions(root: Path, folder: Path, published: Address | None) -> list[Chapter]:
     """Write a notebook for every chapter; what else is in the folder stays."""
-    pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    version = pyproject["project"]["version"]
+    version = versions(root)["attnlib/__init__.py"]
     plain = Plain(root, published.site if published else None)
     made = []
     for chapter in read_chapters(root):
