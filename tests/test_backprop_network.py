@@ -479,7 +479,7 @@ def test_model_equal_to_autograd(shape):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_model_equal_to_finite_differences(dropout):
-    for seed in range(3):
+    for seed in range(2):
         sizes = {**SIZES, "embed_dim": 4, "num_layers": 1, "d_ff": 3}
         rng = np.random.default_rng(seed)
         model = LanguageModel(**sizes, dropout=dropout, rng=rng)

@@ -417,9 +417,7 @@ def test_the_address_comes_from_the_environment():
     assert PUBLISHED.repository == "https://github.com/Owner/book"
     assert PUBLISHED.site == "https://owner.github.io/book/"
     assert PUBLISHED.edit("a/b.md") == "https://github.com/Owner/book/edit/main/a/b.md"
-    assert PUBLISHED.download("x.zip").endswith(
-        "/Owner/book/releases/latest/download/x.zip"
-    )
+    assert PUBLISHED.releases == "https://github.com/Owner/book/releases/latest"
     assert PUBLISHED.colab("01_x") == (
         "https://colab.research.google.com/github/Owner/book/blob/colab/01_x.ipynb"
     )

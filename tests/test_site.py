@@ -286,8 +286,17 @@ def check_weight(reader: Reader, site: Path) -> None:
     assert sum(sizes.values()) < MAX_PAGE_BYTES, sizes
 
 
-@pytest.mark.parametrize("page", [*PAGES, "search", "404"])
-@pytest.mark.parametrize("origin", ORIGINS)
+def pytest_generate_tests(metafunc) -> None:
+    """Every page served, some as files; with `--all-pages` all as files, too."""
+    if metafunc.function is test_page:
+        everything = [*PAGES, "search", "404"]
+        sample = ["intro", CHAPTERS[0], CHAPTERS[-2], "equations", "api", "search"]
+        files = everything if metafunc.config.getoption("--all-pages") else sample
+        pairs = [("served", page) for page in everything]
+        pairs += [("file", page) for page in files]
+        metafunc.parametrize(("origin", "page"), pairs)
+
+
 def test_page(readers: dict[str, Reader], site: Path, origin: str, page: str) -> None:
     reader = readers[origin]
     themes, widths = ("light", "dark"), WIDTHS

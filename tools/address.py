@@ -49,9 +49,10 @@ class Address:
         notebook = f"{self.owner}/{self.name}/blob/{NOTEBOOKS}/{chapter}.ipynb"
         return f"https://colab.research.google.com/github/{notebook}"
 
-    def download(self, file: str) -> str:
-        """A file of the newest release."""
-        return f"{self.repository}/releases/latest/download/{file}"
+    @property
+    def releases(self) -> str:
+        """The newest release; GitHub shows an empty list while there is none."""
+        return f"{self.repository}/releases/latest"
 
 
 def address(environ: Mapping[str, str] = os.environ) -> Address | None:

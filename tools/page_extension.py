@@ -17,7 +17,6 @@ from address import address
 from docutils import nodes
 from sphinx.application import Sphinx
 
-DOWNLOADS = {"PDF": "attention-derived.pdf", "ZIP": "attention-derived.zip"}
 LONGEST = 200  # characters of a description
 SIGNATURE = re.compile(r'(<span class="sig-paren">\(</span>)\s*<dl>(.*?)</dl>', re.DOTALL)
 # Roles that Sphinx writes and that ARIA does not have, or not there.
@@ -59,7 +58,6 @@ def tell(
         context["page_address"] = page_address(app, page)
         context["card_address"] = f"{published.site}_static/card.png"
         context["site_path"] = urlsplit(published.site).path
-        context["downloads"] = DOWNLOADS
 
 
 def page_address(app: Sphinx, page: str) -> str:
