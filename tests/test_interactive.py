@@ -541,11 +541,11 @@ READ_TILES = """figure => {
         say: figure.querySelector(".say").textContent,
     };
 }"""
-SETTINGS = [
-    (backward, queries, causal)
-    for backward in (False, True)
-    for queries in (23, 18)
-    for causal in (True, False)
+SETTINGS = [  # backward, queries, causal: every pair of values of two of them
+    (False, 23, True),
+    (False, 18, False),
+    (True, 18, True),
+    (True, 23, False),
 ]
 
 
