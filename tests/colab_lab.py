@@ -3,7 +3,7 @@
     python tests/colab_lab.py NOTEBOOKS PYTHON
 
 PYTHON is that of an environment with jupyterlab. The browser is Chromium, see
-tests/site_browser.py. Nothing is run, and no request leaves the machine.
+tools/site_browser.py. Nothing is run, and no request leaves the machine.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from pathlib import Path
 
 import nbformat
 from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
 from site_browser import ARGUMENTS, find_chromium
 
 # No news, no update checks, all cells at once rather than those that are in sight.
