@@ -6,6 +6,7 @@ either interprets or compiles.
 
     python benchmarks/flash_kernels.py            writes results/flash_kernels.json
     python benchmarks/flash_kernels.py --json     prints it, one kernel a line
+    python benchmarks/flash_kernels.py --json 90  the same for one compute capability
     python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
 """
 
@@ -159,26 +160,28 @@ def compiled(case: Case) -> dict[str, Any]:
     }
 
 
-def compile_all(full: bool) -> Iterator[dict[str, Any]]:
-    """Compiles the cases, two at a time."""
+def compile_all(chosen: list[Case]) -> Iterator[dict[str, Any]]:
+    """Compiles cases, two at a time."""
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         sys.exit("flash_kernels: TRITON_INTERPRET is set; unset it to compile")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache  # nothing left over from other versions
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(compiled, cases(full))
+            yield from pool.map(compiled, chosen)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=int, nargs="?", const=0, metavar="CAPABILITY")
     arguments = parser.parse_args()
-    rows = []
-    for row in compile_all(arguments.full):
+    rows, chosen = [], cases(arguments.full)
+    if arguments.json:
+        chosen = [case for case in chosen if case.capability == arguments.json]
+    for row in compile_all(chosen):
         rows.append(row)
         print(json.dumps(row), flush=True)
-    if not (arguments.json or arguments.full):
+    if arguments.json is None and not arguments.full:
         path = Path(__file__).parent / "results" / "flash_kernels.json"
         # One kernel a line, and nothing of this machine: it only compiled.
         lines = ",\n  ".join(map(json.dumps, rows))

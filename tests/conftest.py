@@ -42,7 +42,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--all-pages", action="store_true", help="accessibility of every page (minutes)"
+        "--thorough",
+        action="store_true",
+        help="every page in every way, every kernel (minutes)",
     )
 
 

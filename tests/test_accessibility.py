@@ -1,6 +1,6 @@
 """The site for everyone: axe finds nothing serious, and the keyboard is enough.
 
-axe sees the home page, light and wide, dark and narrow; with `--all-pages` it sees every
+axe sees the home page, light and wide, dark and narrow; with `--thorough` it sees every
 page in all four ways, which takes minutes.
 """
 
@@ -26,7 +26,7 @@ SETTLED = "() => new Promise(done => requestAnimationFrame(() => setTimeout(done
 
 def pytest_generate_tests(metafunc):
     if "audited" in metafunc.fixturenames:
-        everything = metafunc.config.getoption("--all-pages")
+        everything = metafunc.config.getoption("--thorough")
         metafunc.parametrize(
             "audited", [*PAGES, "404", "search"] if everything else ["intro"]
         )
@@ -59,7 +59,7 @@ def test_axe_finds_nothing_serious(visit, audited, pytestconfig):
     page, found = visit(audited), []
     page.evaluate(EMPTY)
     ways = [("light", 1440), ("dark", 360)]
-    if pytestconfig.getoption("--all-pages"):
+    if pytestconfig.getoption("--thorough"):
         ways += [("light", 360), ("dark", 1440)]
     for theme, width in ways:
         page.emulate_media(color_scheme=theme)

@@ -287,29 +287,32 @@ def check_weight(reader: Reader, site: Path) -> None:
 
 
 def pytest_generate_tests(metafunc) -> None:
-    """Every page served, some as files; with `--all-pages` all as files, too."""
+    """Every page served, some as files; with `--thorough` all, in all four ways."""
     if metafunc.function is test_page:
         everything = [*PAGES, "search", "404"]
         sample = ["intro", CHAPTERS[0], CHAPTERS[-2], "equations", "api", "search"]
-        files = everything if metafunc.config.getoption("--all-pages") else sample
+        files = everything if metafunc.config.getoption("--thorough") else sample
         pairs = [("served", page) for page in everything]
         pairs += [("file", page) for page in files]
         metafunc.parametrize(("origin", "page"), pairs)
 
 
-def test_page(readers: dict[str, Reader], site: Path, origin: str, page: str) -> None:
+def test_page(
+    readers: dict[str, Reader], site: Path, pytestconfig, origin: str, page: str
+) -> None:
     reader = readers[origin]
-    themes, widths = ("light", "dark"), WIDTHS
+    ways = [("light", 1440), ("dark", 360)]
     if origin == "file":  # where only loading could differ
-        themes, widths = themes[1:], widths[1:]
-    reader.page.emulate_media(color_scheme=themes[0])
-    reader.open(f"{page}.html", widths[0])
-    for theme in themes:  # the second one comes while the page is being read
+        ways = ways[1:]
+    elif pytestconfig.getoption("--thorough"):
+        ways += [("light", 360), ("dark", 1440)]
+    reader.page.emulate_media(color_scheme=ways[0][0])
+    reader.open(f"{page}.html", ways[0][1])
+    for theme, width in ways:  # the second one comes while the page is being read
         reader.page.emulate_media(color_scheme=theme)
         reader.wait_for_theme(theme)
-        for width in widths:
-            reader.page.set_viewport_size({"width": width, "height": 900})
-            reader.look(f"{width} {theme}")
+        reader.page.set_viewport_size({"width": width, "height": 900})
+        reader.look(f"{width} {theme}")
     assert not reader.problems, "\n".join(reader.problems)
     if page in CHAPTERS and origin == "served":  # while it is open
         check_solutions_open(reader, page)

@@ -240,7 +240,7 @@ def train_text(monkeypatch):
 
 
 SIZE = {"context_length": 16, "embed_dim": 16, "num_heads": 2, "num_layers": 2}
-RUN = ["--steps", "120", "--every", "10", "--size", str(SIZE).replace("'", '"')]
+RUN = ["--steps", "80", "--every", "10", "--size", str(SIZE).replace("'", '"')]
 
 
 def test_trains_like_its_twin_of_torch_parts(train_text, tmp_path):
