@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 from site_browser import ARGUMENTS, find_chromium
 
-# Both before the first import of attnlib. Triton reads a kernel's source, where a wrapper
-# around the function would stand in its way.
+# All before the first import of attnlib. Tests side by side, and the kernels of their
+# notebooks, keep to one thread each: more would wait for each other. Triton reads the
+# source of its kernels, where a wrapper around the function would stand in its way.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRITON_INTERPRET"] = "1"
 modules = {path.stem for path in (Path(__file__).parent.parent / "attnlib").iterdir()}
 checked = [f"attnlib.{name}" for name in sorted(modules - {"flash_triton"})]
@@ -49,14 +53,21 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture(scope="session")
-def site() -> Path:
-    """The site, built with warnings as errors."""
-    build = subprocess.run(
-        [sys.executable, "tools/build_book.py"], cwd=ROOT, capture_output=True, text=True
-    )
-    if build.returncode:
-        output = f"{build.stdout}\n{build.stderr}"
-        pytest.fail(f"the book does not build\n{output}", pytrace=False)
+def site(tmp_path_factory, testrun_uid) -> Path:
+    """The site, built with warnings as errors, once for all that test side by side."""
+    built = tmp_path_factory.getbasetemp().parent / f"site-{testrun_uid}"
+    with FileLock(f"{built}.lock"):
+        if not built.exists():
+            build = subprocess.run(
+                [sys.executable, "tools/build_book.py"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+            )
+            if build.returncode:
+                output = f"{build.stdout}\n{build.stderr}"
+                pytest.fail(f"the book does not build\n{output}", pytrace=False)
+            built.touch()
     return ROOT / "_build" / "html"
 
 
