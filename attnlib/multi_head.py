@@ -48,11 +48,20 @@ def padding_mask(
         Boolean mask of shape (batch, 1, 1, max_length), True = may attend.
 
     Raises:
-        ValueError: a length below 0 or above max_length.
+        TypeError: lengths that are not whole numbers.
+        ValueError: not a list of lengths, or a length below 0 or above max_length.
 
     Source: chapter 5; the contract of chapter 1.
     """
     lengths = torch.as_tensor(lengths)
+    if lengths.is_floating_point() or lengths.dtype == torch.bool:
+        if lengths.numel():
+            raise TypeError(f"lengths: expected whole numbers, got {lengths.tolist()}")
+        lengths = lengths.long()  # an empty list, which torch takes for floating point
+    if lengths.dim() != 1:
+        raise ValueError(
+            f"lengths: expected one number for each sequence, got {lengths.tolist()}"
+        )
     longest = int(lengths.max()) if lengths.numel() else 0
     max_length = longest if max_length is None else max_length
     if longest > max_length or (lengths < 0).any():
@@ -90,8 +99,10 @@ def make_heads(
         try:
             return attention()
         except TypeError as error:
-            name = attention.__name__
-            raise TypeError(f"attention: make the {name} yourself: {error}") from error
+            raise TypeError(
+                "attention: expected a class that can be made without arguments, or an "
+                f"instance; {attention.__name__}() gives: {error}"
+            ) from error
     if not isinstance(attention, list | tuple | nn.ModuleList):
         raise TypeError(f"{wanted}, got {attention!r}")
     if len(attention) != num_heads:
@@ -103,6 +114,29 @@ def make_heads(
         if not isinstance(head, BaseAttention):
             raise TypeError(f"{wanted}, got a list with {head!r}")
     return nn.ModuleList(attention)
+
+
+def check_dimensions(mask: Tensor | None, query: Tensor) -> None:
+    """Refuses a mask that broadcasting could misread; the attention checks the rest.
+
+    Raises:
+        ValueError: neither 2 nor 4 dimensions, or 4 for tokens without a batch.
+
+    Source: chapter 5; the contract of chapter 1.
+    """
+    if not isinstance(mask, Tensor) or mask.dim() == 2:
+        return
+    got = f"got shape {tuple(mask.shape)}"
+    if query.dim() == 2:
+        raise ValueError(
+            "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
+            f"{got}"
+        )
+    if mask.dim() != 4:
+        raise ValueError(
+            "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, "
+            f"keys), {got}; one mask for each sequence of the batch is mask[:, None]"
+        )
 
 
 class MultiHeadAttention(nn.Module):
@@ -162,8 +196,8 @@ class MultiHeadAttention(nn.Module):
             query: tokens (..., N, embed_dim), usually (batch, N, embed_dim).
             key: tokens (..., M, embed_dim); `None` means the query: self-attention.
             value: tokens (..., M, embed_dim); `None` means the key.
-            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M); boolean, True =
-                may attend, or floating, added to the scores.
+            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M), which needs tokens
+                with a batch; boolean, True = may attend, or floating, added to the scores.
 
         Returns:
             Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
@@ -178,12 +212,7 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_layer_input(name, x, self.embed_dim, self.q_proj.weight, dims=2)
-        if isinstance(mask, Tensor) and mask.dim() not in (2, 4):
-            raise ValueError(
-                "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, "
-                f"keys), got shape {tuple(mask.shape)}; one mask for each sequence of the "
-                "batch is mask[:, None]"
-            )
+        check_dimensions(mask, query)
         projected = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
         heads = [split_heads(x, self.num_heads) for x in projected]
         if isinstance(self.attention, BaseAttention):

@@ -93,7 +93,7 @@ def guidance(
         floor: ε > 0; a key without residual counts as if it had ε times the mean.
 
     Returns:
-        γ ln ρ of the same shape, where ρ is the size of the residual over its mean.
+        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
 
     Source: chapter 6, eq-guidance.
     """
@@ -150,11 +150,14 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
 
         Raises:
             TypeError: not a floating-point tensor.
+            ValueError: a number that is not finite.
         """
         if residual is not None and not (
             isinstance(residual, Tensor) and residual.is_floating_point()
         ):
             raise TypeError(f"residual: expected a floating-point tensor, got {residual!r}")
+        if residual is not None and not residual.isfinite().all():
+            raise ValueError("residual: expected finite numbers, got NaN or infinity")
         self.residual = None if residual is None else residual.detach()
 
     def forward(
@@ -167,13 +170,15 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         """Output and weights; see `BaseAttention.forward`."""
         check_inputs(query, key, value, mask)
         if self.residual is not None:
-            keys = key.shape[-2]
-            if self.residual.shape[-1] != keys:
+            shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])
+            sizes = zip(reversed(shape), reversed(keys), strict=False)
+            fits = shape[-1:] == keys[-1:] and len(shape) <= len(keys)
+            if not fits or any(size not in (1, full) for size, full in sizes):
                 raise ValueError(
-                    f"residual: expected one number for each of {keys} keys, "
-                    f"got shape {tuple(self.residual.shape)}"
+                    f"residual: expected one number for each of {keys[-1]} keys, in a "
+                    f"shape that broadcasts to {keys}, got {shape}"
                 )
-            bias = guidance(self.residual.to(query), self.strength, self.floor)
-            bias = bias.unsqueeze(-2).expand(*query.shape[:-1], keys)
+            bias = guidance(self.residual, self.strength, self.floor).to(query)
+            bias = bias.unsqueeze(-2).expand(*query.shape[:-1], keys[-1])
             mask = bias if mask is None else apply_mask(bias, mask)
         return super().forward(query, key, value, mask)

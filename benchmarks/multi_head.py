@@ -2,7 +2,8 @@
 
 Ours, PyTorch's with the weights of each head (the same work) and PyTorch's without weights
 (a fused kernel) are timed in turn in every round; the medians of the ratios round by round
-are recorded.
+are recorded. The forward pass alone is in evaluation mode and without gradients, where
+PyTorch's layer takes a path made for inference.
 
     python benchmarks/multi_head.py    writes results/multi_head.json
 """
@@ -25,7 +26,7 @@ def contestants(
 ) -> dict[str, Callable[[], None]]:
     """The calls to compare, with the same weights on the same float32 input."""
     torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(width, heads, batch_first=True)
+    theirs = nn.MultiheadAttention(width, heads, batch_first=True).train(backward)
     ours = MultiHeadAttention.from_torch(theirs)
     x = torch.randn(batch, tokens, width, requires_grad=backward)
 

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import pkgutil
 
 import pytest
@@ -117,7 +118,32 @@ REFUSED = {
     "a class that needs arguments": (
         lambda: MultiHeadAttention(12, 2, attention=LearnedBiasAttention),
         TypeError,
-        "attention: make the LearnedBiasAttention yourself: ",
+        "attention: expected a class that can be made without arguments, or an instance; "
+        "LearnedBiasAttention() gives: ",
+    ),
+    "the abstract class": (
+        lambda: MultiHeadAttention(12, 2, attention=BaseAttention),
+        TypeError,
+        "attention: expected a class that can be made without arguments, or an instance; "
+        "BaseAttention() gives: ",
+    ),
+    "a 1-D mask": (
+        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(5, dtype=torch.bool)),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
+        "got shape (5,)",
+    ),
+    "a 5-D mask": (
+        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(1, 1, 1, 5, 5).bool()),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
+        "got shape (1, 1, 1, 5, 5)",
+    ),
+    "a 4-D mask without a batch": (
+        lambda: MultiHeadAttention(12, 2)(X[0], mask=padding_mask([5])),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
+        "got shape (1, 1, 1, 5)",
     ),
     "a 3-D mask": (
         lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(2, 5, 5, dtype=torch.bool)),
@@ -150,6 +176,21 @@ REFUSED = {
         lambda: padding_mask([3, -1]),
         ValueError,
         "lengths: expected numbers between 0 and max_length = 3, got [3, -1]",
+    ),
+    "half a word": (
+        lambda: padding_mask([2.5, 1.0]),
+        TypeError,
+        "lengths: expected whole numbers, got [2.5, 1.0]",
+    ),
+    "a mask in place of lengths": (
+        lambda: padding_mask(torch.ones(2, dtype=torch.bool)),
+        TypeError,
+        "lengths: expected whole numbers, got [True, True]",
+    ),
+    "lengths in a table": (
+        lambda: padding_mask([[3, 1]]),
+        ValueError,
+        "lengths: expected one number for each sequence, got [[3, 1]]",
     ),
     "no features": (
         lambda: Projection(0, 3),
@@ -186,6 +227,11 @@ REFUSED = {
         TypeError,
         "residual: expected a floating-point tensor, got tensor([1, 1, 1])",
     ),
+    "a residual that is not finite": (
+        lambda: PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan])),
+        ValueError,
+        "residual: expected finite numbers, got NaN or infinity",
+    ),
 }
 
 
@@ -196,15 +242,84 @@ def test_refusals(call, error, message, as_shipped):
     assert str(caught.value).startswith(message)
 
 
-def test_a_residual_for_other_keys_is_refused(as_shipped):
+@pytest.mark.parametrize("shape", [(4,), (), (3, 5), (1, 1, 5)])
+def test_a_residual_for_other_keys_is_refused(shape, as_shipped):
     attention = PhysicsGuidedAttention()
-    attention.guide(torch.rand(4))
+    attention.guide(torch.rand(shape))
     with pytest.raises(ValueError) as caught:
-        attention(*torch.randn(3, 5, 8))
-    assert (
-        str(caught.value)
-        == "residual: expected one number for each of 5 keys, got shape (4,)"
+        attention(*torch.randn(3, 2, 5, 8))
+    assert str(caught.value) == (
+        "residual: expected one number for each of 5 keys, in a shape that broadcasts to "
+        f"(2, 5), got {shape}"
     )
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e5])
+def test_guidance_has_no_unit_whatever_the_dtype(unit):
+    attention, residual = PhysicsGuidedAttention(), torch.tensor([1.0, -2.0, 0.1])
+    query, key, value = torch.randn(3, 3, 8, dtype=torch.float16)
+    attention.guide(residual)
+    expected = attention(query, key, value)[1]
+    attention.guide(unit * residual)
+    torch.testing.assert_close(attention(query, key, value)[1], expected)
+
+
+def prior_of_distance(bias, queries, keys):
+    """The bias of each head at each pair, by the sum's own words."""
+    reach = bias.shape[1] // 2
+    rows = [
+        [[b[min(max(j - i - (keys - queries), -reach), reach) + reach] for j in range(keys)]
+         for i in range(queries)] for b in bias.tolist()
+    ]  # fmt: skip
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def prior_of_residual(residual, strength, floor):
+    size = [abs(r) for r in residual.tolist()]
+    mean = sum(size) / len(size)
+    prior = [strength * math.log(r / mean + floor) for r in size]
+    return torch.tensor(prior, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (2, 6), (6, 3)])
+def test_heads_add_their_prior_to_the_scores(queries, keys, causal):
+    torch.manual_seed(0)
+    q = torch.randn(3, 2, queries, 4, dtype=torch.float64)
+    k, v = torch.randn(2, 3, 2, keys, 4, dtype=torch.float64)
+    residual = torch.randn(keys, dtype=torch.float64)
+    biased = LearnedBiasAttention(2, max_distance=2, causal=causal).double()
+    assert (biased.bias == 0).all()
+    nn.init.normal_(biased.bias)
+    guided = PhysicsGuidedAttention(1.5, 0.2, causal=causal, scale=0.3)
+    guided.guide(residual)
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    sees = (j <= i + keys - queries) | (not causal)
+    priors = (
+        (biased, prior_of_distance(biased.bias.detach(), queries, keys), None),
+        (guided, prior_of_residual(residual, 1.5, 0.2), 0.3),
+    )
+    for head, prior, scale in priors:
+        scores = q @ k.transpose(-2, -1) * (scale or 0.5) + prior
+        expected = torch.softmax(scores.masked_fill(~sees, -torch.inf), dim=-1).nan_to_num()
+        output, weights = head(q, k, v)
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(output, expected @ v, rtol=0, atol=1e-12)
+
+
+def test_heads_pass_dropout_on():
+    for head in (LearnedBiasAttention(2, 3, 1.0), PhysicsGuidedAttention(dropout=1.0)):
+        output, weights = head(*torch.randn(3, 2, 5, 4))
+        assert (output == 0).all() and torch.allclose(weights.sum(-1), torch.ones(2, 5))
+
+
+def test_guide_none_ends_the_guidance():
+    attention, inputs = PhysicsGuidedAttention(), torch.randn(3, 5, 8)
+    plain = attention(*inputs)[1]
+    attention.guide(torch.rand(5))
+    assert not torch.allclose(attention(*inputs)[1], plain)
+    attention.guide(None)
+    torch.testing.assert_close(attention(*inputs)[1], plain)
 
 
 def test_guidance_takes_no_gradient_and_may_differ_by_sequence():
@@ -225,9 +340,11 @@ def test_guidance_takes_no_gradient_and_may_differ_by_sequence():
 def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
     torch.manual_seed(seed)
     theirs = nn.MultiheadAttention(8, heads, bias=bias, batch_first=True).double()
+    for parameter in theirs.parameters():  # PyTorch starts every bias at 0
+        nn.init.normal_(parameter, std=0.4)
     ours = MultiHeadAttention.from_torch(theirs)
     query = torch.randn(batch, queries, 8, dtype=torch.float64)
-    memory = torch.randn(batch, keys, 8, dtype=torch.float64)
+    memory, values = torch.randn(2, batch, keys, 8, dtype=torch.float64)
     masks = {"attn_mask": torch.randn(queries, keys, dtype=torch.float64)}
     if padded:
         lengths = torch.randint(1, keys + 1, (batch,))
@@ -235,8 +352,8 @@ def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
         masks["key_padding_mask"] = (
             torch.zeros(batch, keys).double().masked_fill(blocked, -torch.inf)
         )
-    expected, weights = theirs(query, memory, memory, average_attn_weights=False, **masks)
-    output, per_head = ours(query, memory, mask=mask_from_torch(**masks))
+    expected, weights = theirs(query, memory, values, average_attn_weights=False, **masks)
+    output, per_head = ours(query, memory, values, mask_from_torch(**masks))
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(torch.stack(per_head, 1), weights, rtol=0, atol=1e-12)
 
