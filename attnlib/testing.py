@@ -44,9 +44,9 @@ def check_shapes(attention: BaseAttention, leading: tuple[int, ...]) -> None:
         )
     unchanged = all(torch.equal(x, copy) for x, copy in zip(inputs, copies, strict=True))
     assert unchanged, "forward wrote to its inputs"
+    assert_close(attention(*inputs)[0], output, "a second call gave another output")
     strided = [x.mT.contiguous().mT for x in inputs]  # same numbers, other strides
     assert_close(attention(*strided)[0], output, "the output depends on the strides")
-    assert_close(attention(*inputs)[0], output, "a second call gave another output")
 
 
 def assert_close(actual: Tensor, expected: Tensor, message: str) -> None:
@@ -68,6 +68,9 @@ def check_weights(attention: BaseAttention, leading: tuple[int, ...]) -> None:
         sums = weights.sum(dim=-1)
         assert_close(sums, torch.ones_like(sums), "the weights of a row do not sum to 1")
         assert_close(weights @ value, output, "output is not weights @ value")
+        _, training = attention.train()(query, key, value)
+        assert_close(training, weights, "weights in training are not those before dropout")
+        attention.eval()
 
 
 def check_masks(attention: BaseAttention, leading: tuple[int, ...]) -> None:
@@ -92,6 +95,25 @@ def check_masks(attention: BaseAttention, leading: tuple[int, ...]) -> None:
     assert_close(same, output, "a mask of shape (1, keys) does not broadcast over queries")
 
 
+def check_mask_values(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Masks multiply weights, each slice its own: by 1 or 0, or by their exponential."""
+    query, key, _ = random_inputs(leading)
+    value = torch.eye(6, dtype=query.dtype).expand(*leading, 6, 6)  # output = weights
+    weights, _ = attention(query, key, value)
+    everything = torch.ones(4, 6, dtype=torch.bool)
+    one, each = (random_inputs(d, seed=1)[0][..., :6] for d in ((), leading))
+    some = each > each.amin(dim=-1, keepdim=True)  # forbids each query one key
+    for mask, factor, message in (
+        (everything, everything, "a mask that allows every pair changed the output"),
+        (one, one.exp(), "an additive mask does not multiply weights by its exponential"),
+        (some, some, "a boolean mask (..., N, M) does not act pair by pair"),
+        (each, each.exp(), "an additive mask (..., N, M) does not act pair by pair"),
+    ):
+        output, _ = attention(query, key, value, mask)
+        product = weights * factor
+        assert_close(output * product.sum(dim=-1, keepdim=True), product, message)
+
+
 def check_empty_rows(attention: BaseAttention, leading: tuple[int, ...]) -> None:
     """A query that may attend to nothing gets output, weights and gradients 0."""
     inputs = [x.requires_grad_() for x in random_inputs(leading)]
@@ -104,7 +126,7 @@ def check_empty_rows(attention: BaseAttention, leading: tuple[int, ...]) -> None
         assert (output[..., 1, :] == 0).all(), f"{what}: the output is not 0"
         if weights is not None:
             assert (weights[..., 1, :] == 0).all(), f"{what}: the weights are not 0"
-        gradients = torch.autograd.grad(output.sum(), inputs)
+        gradients = torch.autograd.grad(output.sum(), inputs, materialize_grads=True)
         assert all(g.isfinite().all() for g in gradients), (
             f"{what}: a gradient is not finite"
         )
@@ -142,10 +164,14 @@ def check_numbers(attention: BaseAttention, leading: tuple[int, ...]) -> None:
     output, _ = attention(1e3 * query, 10 * key, value)
     assert output.isfinite().all(), "large scores overflow"
     inputs = [x.requires_grad_() for x in random_inputs(leading, queries=2, keys=3)]
-    right = torch.autograd.gradcheck(
-        lambda q, k, v: attention(q, k, v)[0], inputs, raise_exception=False
-    )
-    assert right, "the gradient differs from finite differences"
+    for mask, where in ((None, ""), (torch.eye(2, 3) == 0, " under a mask")):
+        right = torch.autograd.gradcheck(
+            lambda *x, m=mask: attention(*x, m)[0],
+            inputs,
+            raise_exception=False,
+            fast_mode=True,  # in one random direction: a tenth of the time
+        )
+        assert right, f"the gradient differs from finite differences{where}"
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         low = [x.to(dtype) for x in (query, key, value)]
         output, _ = attention.to(dtype)(*low)
@@ -167,6 +193,7 @@ def check_refusals(attention: BaseAttention, leading: tuple[int, ...]) -> None:
         (ValueError, "key", (query, key[None], value)),
         (ValueError, "value", (query, key, value[..., :5, :])),
         (TypeError, "mask", (query, key, value, mask.long())),
+        (TypeError, "mask", (query, key, value, mask.float())),
         (ValueError, "mask", (query, key, value, mask[:, :5])),
     ]
     for expected, name, arguments in cases:
@@ -203,6 +230,7 @@ def check_attention(
         check_shapes,
         check_weights,
         check_masks,
+        check_mask_values,
         check_empty_rows,
         check_causal,
         check_numbers,

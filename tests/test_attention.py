@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import attnlib
 from attnlib import (
@@ -23,7 +24,7 @@ from attnlib.testing import check_attention, random_inputs
 
 
 class Stepwise(BaseAttention):
-    """Correct attention in small steps; each subclass below gets one of them wrong."""
+    """Correct attention in small steps; each mistake below gets one of them wrong."""
 
     def check(self, *arguments):
         check_inputs(*arguments)
@@ -32,23 +33,28 @@ class Stepwise(BaseAttention):
         return query @ key.mT / query.shape[-1] ** 0.5
 
     def mask(self, scores, mask):
-        return scores if mask is None else apply_mask(scores, mask)
+        return apply_mask(scores, mask)
 
-    def triangle(self, scores):
-        return (
-            apply_mask(scores, causal_mask(*scores.shape[-2:])) if self.causal else scores
-        )
+    def triangle(self, scores, mask):
+        return apply_mask(scores, causal_mask(*scores.shape[-2:]))
 
     softmax = staticmethod(masked_softmax)
 
     def mix(self, weights, value):
         return weights @ value
 
+    def result(self, output, weights, query):
+        return output, weights
+
     def forward(self, query, key, value, mask=None):
         self.check(query, key, value, mask)
-        scores = self.triangle(self.mask(self.scores(query, key), mask))
+        scores = self.scores(query, key)
+        if self.causal:
+            scores = self.triangle(scores, mask)
+        if mask is not None:
+            scores = self.mask(scores, mask)
         weights = self.softmax(scores)
-        return self.mix(weights, value), weights
+        return self.result(self.mix(weights, value), weights, query)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +64,11 @@ class Stepwise(BaseAttention):
         lambda: ScaledDotProductAttention(causal=True),
         lambda: ScaledDotProductAttention(dropout=0.3, scale=0.7),
         Stepwise,
+        lambda: type("CausalStepwise", (Stepwise,), {"causal": True})(),
     ],
 )
 def test_conformance(factory, as_shipped):
     check_attention(factory)
-
-
-def top_left(self, scores):
-    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    return scores.masked_fill(~allowed, -torch.inf)
 
 
 def write(self, query, key):
@@ -74,73 +76,219 @@ def write(self, query, key):
     return query @ key.mT
 
 
+def as_if_contiguous(self, weights, value):
+    return weights @ value.as_strided(value.shape, torch.empty(value.shape).stride())
+
+
 def no_maximum(scores):
     e = scores.exp()
     return e / e.sum(dim=-1, keepdim=True).clamp(min=1e-300)
 
 
+def nameless(self, *arguments):
+    try:
+        check_inputs(*arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)("bad input") from error
+
+
+def convert_mask(self, query, key, value, mask):
+    added = mask is not None and mask.is_floating_point()
+    check_inputs(query, key, value, mask.to(query) if added else mask)
+
+
+def top_left(self, scores, mask):
+    return apply_mask(scores, torch.ones_like(scores).tril() == 1)
+
+
+def only_boolean(change):
+    """A step `mask` that is right for a boolean mask, and `change` for another."""
+    return lambda self, s, m: apply_mask(s, m) if m.dtype == torch.bool else change(s, m)
+
+
+def empty(weights):
+    return weights.sum(dim=-1, keepdim=True) == 0
+
+
+# For each mistake, what the suite says, word for word, and the step that is wrong.
+NOTHING = "a query that may attend to nothing"
 MISTAKES = {
-    "inputs are not checked": (
-        "a bad query raised",
-        {"check": lambda self, *arguments: None},
+    "another shape": (
+        "output has shape (4, 5, 1)",
+        {"result": lambda self, o, w, q: (o[..., None], w)},
     ),
-    "inputs are written to": ("wrote to its inputs", {"scores": write}),
+    "another dtype": (
+        "output has dtype torch.float32",
+        {"result": lambda self, o, w, q: (o.float(), w)},
+    ),
+    "weights transposed": (
+        "weights have shape (6, 4)",
+        {"result": lambda self, o, w, q: (o, w.mT)},
+    ),
+    "inputs are written to": ("forward wrote to its inputs", {"scores": write}),
+    "noise": (
+        "a second call gave another output",
+        {"mix": lambda self, w, v: w @ v + torch.rand(())},
+    ),
+    "strides ignored": (
+        "the output depends on the strides",
+        {"mix": as_if_contiguous},
+    ),
+    "no mean of the values": (
+        "the output leaves the range of the values",
+        {"result": lambda self, o, w, q: (3 * o, None)},
+    ),
+    "weights of the other sign": (
+        "a weight is negative",
+        {"result": lambda self, o, w, q: (o, -w)},
+    ),
     "softmax over the queries": (
-        "do not sum to 1",
+        "the weights of a row do not sum to 1",
         {"softmax": staticmethod(lambda s: masked_softmax(s.mT).mT)},
     ),
-    "no maximum subtracted": ("overflow", {"softmax": staticmethod(no_maximum)}),
-    "NaN where nothing is allowed": (
-        "may attend to nothing",
-        {"softmax": staticmethod(lambda s: torch.softmax(s, dim=-1))},
+    "output from other weights": (
+        "output is not weights @ value",
+        {"mix": lambda self, w, v: (w @ v + v.mean(-2, keepdim=True)) / 2},
     ),
-    "NaN repaired too late": (
-        "gradient is not finite",
-        {"softmax": staticmethod(lambda s: torch.softmax(s, dim=-1).nan_to_num(0.0))},
+    "weights after dropout": (
+        "weights in training are not those before dropout",
+        {"result": lambda self, o, w, q: (o, F.dropout(w, 0.5, self.training))},
     ),
-    "mask ignored": ("forbids changed the output", {"mask": lambda self, s, m: s}),
+    "mask ignored": (
+        "a key that the mask forbids changed the output",
+        {"mask": lambda self, s, m: s},
+    ),
     "mask with the wrong polarity": (
-        "forbids changed the output",
-        {
-            "mask": lambda self, s, m: (
-                apply_mask(s, ~m if m is not None and m.dtype == torch.bool else m)
-                if m is not None
-                else s
-            )
-        },
+        "a key that the mask forbids changed the output",
+        {"mask": lambda self, s, m: apply_mask(s, ~m if m.dtype == torch.bool else m)},
     ),
     "forbidden keys get a little weight": (
-        "forbids changed the output",
-        {"mask": lambda self, s, m: s if m is None else apply_mask(s, m).clamp(min=-3.0)},
+        "a key that the mask forbids changed the output",
+        {"mask": lambda self, s, m: apply_mask(s, m).clamp(min=-3.0)},
     ),
-    "not causal": ("sees the future", {"causal": True, "triangle": lambda self, s: s}),
+    "weights without the mask": (
+        "a forbidden key has a weight",
+        {"result": lambda self, o, w, q: (o, torch.where(w == 0, 0.1, w))},
+    ),
+    "additive mask ignored": (
+        "an additive mask of 0 and -inf differs from the boolean one",
+        {"mask": only_boolean(lambda s, m: s)},
+    ),
+    "one mask row for one query": (
+        "a mask of shape (1, keys) does not broadcast over queries",
+        {
+            "mask": lambda self, s, m: apply_mask(
+                s, F.pad(m, (0, 0, 0, s.shape[-2] - m.shape[-2]), value=1)
+            )
+        },
+    ),
+    "causal forgotten under a mask": (
+        "a mask that allows every pair changed the output",
+        {
+            "causal": True,
+            "triangle": lambda self, s, m: (
+                s if m is not None else Stepwise.triangle(self, s, m)
+            ),
+        },
+    ),
+    "additive mask read as boolean": (
+        "an additive mask does not multiply weights by its exponential",
+        {"mask": only_boolean(lambda s, m: apply_mask(s, m > -torch.inf))},
+    ),
+    "additive mask added twice": (
+        "an additive mask does not multiply weights by its exponential",
+        {"mask": only_boolean(lambda s, m: s + 2 * m)},
+    ),
+    "the first boolean mask for all": (
+        "a boolean mask (..., N, M) does not act pair by pair",
+        {"mask": lambda self, s, m: apply_mask(s, m[(0,) * (m.dim() - 2)])},
+    ),
+    "the first additive mask for all": (
+        "an additive mask (..., N, M) does not act pair by pair",
+        {"mask": only_boolean(lambda s, m: s + m[(0,) * (m.dim() - 2)])},
+    ),
+    "NaN where nothing is allowed": (
+        f"{NOTHING} (boolean mask): the output is not 0",
+        {"softmax": staticmethod(lambda s: torch.softmax(s, dim=-1))},
+    ),
+    "a large number for infinity": (
+        f"{NOTHING} (additive mask): the output is not 0",
+        {"mask": only_boolean(lambda s, m: s + m.clamp(min=-1e9))},
+    ),
+    "equal weights where nothing is allowed": (
+        f"{NOTHING} (boolean mask): the weights are not 0",
+        {"result": lambda self, o, w, q: (o, torch.where(empty(w), 0.1, w))},
+    ),
+    "NaN repaired too late": (
+        f"{NOTHING} (additive mask): a gradient is not finite",
+        {"softmax": staticmethod(lambda s: torch.softmax(s, dim=-1).nan_to_num(0.0))},
+    ),
+    "a gradient where nothing is allowed": (
+        f"{NOTHING} (boolean mask): its gradient is not 0",
+        {"result": lambda self, o, w, q: (o + (q - q.detach())[..., :1], w)},
+    ),
+    "no zeros without keys": (
+        "with no keys at all the output is not 0",
+        {"result": lambda self, o, w, q: (o if w.shape[-1] else o + 1, w)},
+    ),
+    "not causal": (
+        "query 0 of 5 with 5 keys sees the future",
+        {"causal": True, "triangle": lambda self, s, m: s},
+    ),
     "causal, top left": (
-        "bottom right|sees the future",
+        "query 0 of 3 with 6 keys does not see its own position: not bottom right",
         {"causal": True, "triangle": top_left},
     ),
-    "output is not weights @ value": (
-        "output is not weights @ value",
+    "causal, 1 for a query before all keys": (
+        "query 0 of 6 with 3 keys sees nothing but is not 0",
         {
-            "mix": lambda self, w, v: (
-                (w @ v + w.mT.mean() * 0 + v.mean(-2, keepdim=True)) / 2
-            )
+            "causal": True,
+            "result": lambda self, o, w, q: (
+                torch.where(empty(w) & (0 < w.shape[-1] < w.shape[-2]), 1.0, o),
+                w,
+            ),
         },
     ),
+    "no maximum subtracted": (
+        "large scores overflow",
+        {"softmax": staticmethod(no_maximum)},
+    ),
     "a detached gradient": (
-        "differs from finite differences",
-        {
-            "scores": lambda self, q, k: (
-                (q @ k.detach().mT / q.shape[-1] ** 0.5) + 0 * k.sum()
-            )
-        },
+        "the gradient differs from finite differences",
+        {"scores": lambda self, q, k: Stepwise.scores(self, q, k.detach())},
+    ),
+    "a gradient detached by a mask": (
+        "the gradient differs from finite differences under a mask",
+        {"mask": lambda self, s, m: apply_mask(s.detach(), m)},
+    ),
+    "always float64": (
+        "torch.float32 in, torch.float64 out",
+        {"result": lambda self, o, w, q: (o.double(), w)},
+    ),
+    "beyond float16": (
+        "not finite in torch.float16",
+        {"scores": lambda self, q, k: Stepwise.scores(self, 1e5 * q, k) / 1e5},
+    ),
+    "an error without a name": (
+        "the error does not name query: bad input",
+        {"check": nameless},
+    ),
+    "inputs are not checked": (
+        "a bad query raised RuntimeError; expected TypeError",
+        {"check": lambda self, *arguments: None},
+    ),
+    "a mask of another float": (
+        "a bad mask was accepted; expected TypeError",
+        {"check": convert_mask},
     ),
 }
 
 
 @pytest.mark.parametrize(("message", "mistake"), MISTAKES.values(), ids=MISTAKES)
 def test_conformance_catches(message, mistake, as_shipped):
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError) as caught:
         check_attention(type("Mistake", (Stepwise,), mistake))
+    assert str(caught.value) == message
 
 
 def test_conformance_wants_a_base_attention():
@@ -167,6 +315,22 @@ def test_dropout_only_in_training_and_after_the_returned_weights():
     assert torch.equal(
         ScaledDotProductAttention(dropout=1.0)(query, key, value)[0], 0 * output
     )
+
+
+def test_dropout_takes_single_weights_and_scales_the_others():
+    query, key, _ = random_inputs((8,), 5, 7)
+    value = torch.eye(7, dtype=query.dtype).expand(8, 7, 7)  # the output is the weights
+    torch.manual_seed(0)
+    output, weights = ScaledDotProductAttention(dropout=0.2)(query, key, value)
+    kept = output != 0
+    assert kept.any() and not kept.all()
+    torch.testing.assert_close(output[kept], weights[kept] / 0.8)
+    # One token has the weight 1: its context vector is dropped as a whole, or scaled.
+    layer, x = CausalAttention(5, 3, dropout=0.2), torch.randn(40, 1, 5)
+    context, value = layer(x), layer.W_value(x)
+    kept = (context != 0).any(dim=-1)
+    assert kept.any() and not kept.all()
+    torch.testing.assert_close(context[kept], value[kept] / 0.8)
 
 
 def test_scale():

@@ -31,7 +31,8 @@ each_chapter = pytest.mark.parametrize(
 each_module = pytest.mark.parametrize("module", MODULES.values(), ids=lambda m: m.name)
 
 FORBIDDEN = {
-    "a path": r"(?<!\w)/(home|work|tmp|root|Users)\b|site-packages|\b[A-Z]:\\",
+    "a path": r"(?<!\w)/(home|work|tmp|root|Users|usr|opt|var|content)\b|"
+    r"site-packages|\b[A-Z]:\\",
     "a memory address": r"0x[0-9a-fA-F]{6,}",
     "a warning": r"Warning",
 }

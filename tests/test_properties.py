@@ -12,12 +12,13 @@ from attnlib import (
     CausalAttention,
     ScaledDotProductAttention,
     SelfAttention,
-    causal_mask,
 )
 
 LEADING = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 TOKENS = st.integers(0, 6)
-MASKS = st.sampled_from(["none", "boolean", "additive", "some rows empty", "all empty"])
+MASKS = st.sampled_from(
+    ["none", "boolean", "additive", "additive, with -inf", "some rows empty", "all empty"]
+)
 
 
 def draw(leading, queries, keys, d_k, d_v, seed, dtype=torch.float64):
@@ -36,12 +37,22 @@ def make_mask(kind, leading, queries, keys, seed, dtype=torch.float64):
         return None
     if kind == "additive":
         return torch.randn(shape, generator=generator).to(dtype)
+    if kind == "additive, with -inf":
+        added = torch.randn(shape, generator=generator).to(dtype)
+        added[torch.rand(shape, generator=generator) < 0.4] = -torch.inf
+        added[..., : queries // 2, :] = -torch.inf
+        return added
     mask = torch.rand(shape, generator=generator) < 0.6
     if kind == "boolean":
         mask[..., :1] = True
     if kind == "some rows empty":
         mask[..., : queries // 2 + 1, :] = False
     return torch.zeros_like(mask) if kind == "all empty" else mask
+
+
+def allows(mask):
+    """Where a mask of either kind lets a query attend."""
+    return mask if mask.dtype == torch.bool else mask > -torch.inf
 
 
 @given(
@@ -56,10 +67,11 @@ def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed
     output, weights = ScaledDotProductAttention(causal=causal)(query, key, value, mask)
 
     allowed = torch.ones(*leading, queries, keys, dtype=torch.bool)
-    if mask is not None and mask.dtype == torch.bool:
-        allowed = allowed & mask
+    if mask is not None:
+        allowed = allowed & allows(mask)
     if causal:
-        allowed = allowed & causal_mask(queries, keys)
+        i, j = torch.arange(queries)[:, None], torch.arange(keys)
+        allowed = allowed & (j <= i + keys - queries)
     some = allowed.any(dim=-1)
 
     assert not output.isnan().any() and not weights.isnan().any()
@@ -74,7 +86,8 @@ def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed
         inside = (output >= low - 1e-12) & (output <= high + 1e-12)
         assert inside[some].all(), "outside the convex hull of the allowed values"
 
-    bias = mask if kind == "additive" else torch.zeros((), dtype=torch.float64)
+    added = mask is not None and mask.is_floating_point()
+    bias = mask if added else torch.zeros((), dtype=torch.float64)
     bias = (bias + torch.zeros(allowed.shape, dtype=torch.float64)).masked_fill(
         ~allowed, -torch.inf
     )
@@ -91,8 +104,8 @@ def test_gradients_are_finite_and_zero_where_nothing_is_allowed(
     output, _ = ScaledDotProductAttention()(*inputs, mask)
     gradients = torch.autograd.grad(output.square().sum(), inputs)
     assert all(g.isfinite().all() for g in gradients)
-    if mask is not None and mask.dtype == torch.bool:
-        allowed = mask.expand(*leading, queries, keys)
+    if mask is not None:
+        allowed = allows(mask).expand(*leading, queries, keys)
         assert (gradients[0][~allowed.any(dim=-1)] == 0).all()  # queries that saw nothing
         assert (gradients[1][~allowed.any(dim=-2)] == 0).all()  # keys that nobody saw
         assert (gradients[2][~allowed.any(dim=-2)] == 0).all()
@@ -106,8 +119,8 @@ def test_gradients_are_finite_and_zero_where_nothing_is_allowed(
 @example((), 5, 6, "some rows empty", 1e4, torch.float32, 0)
 def test_large_scores_in_low_precision(leading, queries, keys, kind, size, dtype, seed):
     """Scores up to `size`: finite, rows sum to 1 or 0, and near the float64 result."""
-    query, key, value = draw(leading, queries, keys, 4, 3, seed)
-    scores = (query @ key.mT / 2).abs()
+    query, key, value = draw(leading, queries, keys, 64, 3, seed)
+    scores = (query @ key.mT / 8).abs()  # unscaled up to 8e4, beyond float16
     factor = math.sqrt(size / scores.max())
     query, key, value = (
         (factor * query).to(dtype),
@@ -163,6 +176,20 @@ def test_self_attention_shapes(leading, tokens, bias, seed):
         assert attn_weights.shape == (*leading, tokens, tokens)
         assert torch.equal(layer(x), context_vector)
         assert (layer.W_query.bias is not None) == bias
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cls", [SelfAttention, CausalAttention])
+def test_self_attention_is_torchs_attention_of_three_maps(cls, bias):
+    torch.manual_seed(0)
+    layer = cls(d_in=5, d_out=3, dqv_bias=bias).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64)
+    roles = [
+        F.linear(x, w.weight, w.bias) for w in (layer.W_query, layer.W_key, layer.W_value)
+    ]
+    causal = cls is CausalAttention
+    expected = F.scaled_dot_product_attention(*roles, is_causal=causal)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
 @given(st.integers(1, 8), st.integers(0, 99), st.data())

@@ -116,6 +116,11 @@ def sources(root, name="01_first"):
     return {cell.id: cell.source for cell in notebook.cells}
 
 
+@pytest.mark.parametrize("path", sorted(TOOLS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_program_is_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 150
+
+
 # tangle
 
 
