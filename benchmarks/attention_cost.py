@@ -1,7 +1,8 @@
 """Time of one attention forward pass against the number of tokens.
 
-Four ways, paired: each round times all of them in turn, so that a change of the
-machine's speed meets them all, and the median over the rounds is recorded.
+Four ways of attention; the layers of chapters 2 and 3 with the parts of a layer; and a
+mask before and after softmax. All are paired: each round times them in turn, so that a
+change of the machine's speed meets them all, and the median over the rounds is recorded.
 
     python benchmarks/attention_cost.py    writes results/attention_cost.json
 """
@@ -14,9 +15,15 @@ import torch
 from paired import time_in_turn, write_record
 from torch.nn import functional as F
 
-from attnlib import ScaledDotProductAttention
+from attnlib import (
+    CausalAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+    causal_mask,
+)
 
 HEADS, FEATURES = 8, 64
+WIDTH = 768  # d_in = d_out of the layers
 TOKENS = (128, 256, 512, 1024, 2048, 4096)
 
 
@@ -34,9 +41,34 @@ def contestants(tokens: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(tokens: int, rounds: int) -> dict[str, float]:
+def layers(tokens: int) -> dict[str, Callable[[], object]]:
+    """The two layers, the two parts of the first, and a mask before or after softmax."""
+    torch.manual_seed(0)
+    plain, causal = SelfAttention(WIDTH, WIDTH), CausalAttention(WIDTH, WIDTH)
+    x, scores = torch.randn(tokens, WIDTH), torch.randn(tokens, tokens)
+    maps = plain.W_query, plain.W_key, plain.W_value
+    q, k, v = (linear(x) for linear in maps)
+    allowed = causal_mask(tokens)
+    forbidden = ~allowed
+
+    def mask_after() -> torch.Tensor:
+        weights = torch.softmax(scores, dim=-1) * allowed
+        return weights / weights.sum(dim=-1, keepdim=True)
+
+    return {
+        "projections_ms": lambda: [linear(x) for linear in maps],
+        "attention_ms": lambda: plain.attention(q, k, v),
+        "self_ms": lambda: plain(x),
+        "causal_ms": lambda: causal(x),
+        "mask_before_ms": lambda: torch.softmax(
+            scores.masked_fill(forbidden, -torch.inf), dim=-1
+        ),
+        "mask_after_ms": mask_after,
+    }
+
+
+def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each contestant over alternating rounds."""
-    calls = contestants(tokens)
     times = time_in_turn(calls, rounds)
     return {name: round(statistics.median(ms), 4) for name, ms in times.items()}
 
@@ -45,15 +77,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
-    rows = []
+    rows, layer_rows = [], []
     with torch.inference_mode():
         for tokens in TOKENS:
-            rows.append({"tokens": tokens, **measure(tokens, rounds)})
-            print(rows[-1], flush=True)
+            for made, calls in ((rows, contestants), (layer_rows, layers)):
+                made.append({"tokens": tokens, **measure(calls(tokens), rounds)})
+                print(made[-1], flush=True)
     record = {
         "what": f"forward, batch 1, {HEADS} heads of {FEATURES}, float32",
         "rounds": rounds,
         "rows": rows,
+        "layers_what": f"forward, batch 1, d_in = d_out = {WIDTH}, float32",
+        "layers": layer_rows,
     }
     write_record("attention_cost", record)
 

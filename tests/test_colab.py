@@ -24,6 +24,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
+import build_book
 from address import address
 from chapters import BookError, Chapter, read_chapters
 from colab import edition, write_editions
@@ -408,6 +409,14 @@ def test_a_file_that_is_missing_is_refused():
 def test_a_book_that_is_not_built_is_refused(tmp_path):
     with pytest.raises(BookError, match=r"run tools/build_book\.py"):
         Plain(tmp_path, None)
+
+
+def test_the_numbers_are_those_of_the_site_just_built(site, monkeypatch, tmp_path):
+    done = SimpleNamespace(returncode=0)  # here it builds nothing, so none can be found
+    monkeypatch.setattr(build_book.subprocess, "run", lambda *args, **options: done)
+    monkeypatch.setattr(sys, "argv", ["build_book.py", "--into", str(tmp_path)])
+    with pytest.raises(BookError, match="the book is not built"):
+        build_book.main()
 
 
 # ── the address ──────────────────────────────────────────────────────────────────────

@@ -34,7 +34,7 @@ def main() -> int:
         shutil.rmtree(into / "_build" / ".doctrees", ignore_errors=True)
         return code
     site = into / "_build" / "html"
-    write_editions(ROOT, site / "notebooks", address())
+    write_editions(ROOT, site / "notebooks", address(), built=into)
     print(f"\nOpen {(site / 'index.html').as_uri()}")
     return 0
 

@@ -97,10 +97,15 @@ def closing(chapter: Chapter, plain: Plain) -> str:
     return "\n".join([*(["## References", "", *entries, ""] if entries else []), end])
 
 
-def write_editions(root: Path, folder: Path, published: Address | None) -> list[Chapter]:
-    """Write a notebook for every chapter; what else is in the folder stays."""
+def write_editions(
+    root: Path, folder: Path, published: Address | None, built: Path | None = None
+) -> list[Chapter]:
+    """Write a notebook for every chapter; what else is in the folder stays.
+
+    The site is in `built`, or where nothing is said in the root.
+    """
     version = versions(root)["attnlib/__init__.py"]
-    plain = Plain(root, published.site if published else None)
+    plain = Plain(built or root, published.site if published else None)
     made = []
     for chapter in read_chapters(root):
         setup = setup_code(chapter, version, published)

@@ -30,8 +30,8 @@ LEFT = re.compile(  # what is not turned: directives, targets, comments, notes, 
 class Plain:
     """What turns the Markdown of a chapter into Markdown that any notebook shows."""
 
-    def __init__(self, root: Path, site: str | None) -> None:
-        stored = root / "_build" / ".doctrees" / "environment.pickle"
+    def __init__(self, built: Path, site: str | None) -> None:
+        stored = built / "_build" / ".doctrees" / "environment.pickle"
         if not stored.is_file():
             raise BookError("the book is not built: run tools/build_book.py")
         env = pickle.loads(stored.read_bytes())
