@@ -172,6 +172,10 @@ LOOK = r"""async () => {
     const names = out.slice(0, 3).map((e) => `${e.tagName}.${e.className}`);
     problems.push(`the page is ${wide} pixels wide: ${names}`);
   }
+  const cramped = [...document.querySelectorAll("mjx-container")].filter(
+    (e) => innerWidth > 1000 && e.scrollWidth > e.clientWidth + 1);
+  for (const math of cramped)
+    problems.push("a formula wider than its column: " + cut(math.textContent));
   const fields = [...document.querySelectorAll("input[name=q]")];
   if (fields.length !== 1) problems.push(fields.length + " search fields");
   if (document.querySelectorAll("h1").length !== 1) problems.push("not one h1");
