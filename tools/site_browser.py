@@ -12,6 +12,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+# The address bar's popups are pages of their own, which a headless window loads as well.
+# This list takes the place of Playwright's own, of which the second half is a part.
+DISABLED = (
+    "WebUIOmniboxPopup,WebUIOmniboxAimPopup,HttpsUpgrades,MediaRouter,PaintHolding,"
+    "OptimizationHints,NetworkTimeServiceQuerying,ThirdPartyStoragePartitioning"
+)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -21,6 +27,7 @@ ARGUMENTS = [
     "--no-first-run",
     "--disable-component-update",
     "--disable-sync",
+    f"--disable-features={DISABLED}",
 ]
 
 
