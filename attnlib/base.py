@@ -147,12 +147,20 @@ def check_mask(mask: Tensor, query: Tensor, keys: int) -> None:
             f"mask: expected device {query.device} as query, got {mask.device}"
         )
     scores_shape = (*query.shape[:-1], keys)
-    sizes = zip(reversed(mask.shape), reversed(scores_shape), strict=False)
-    if mask.dim() > len(scores_shape) or any(size not in (1, full) for size, full in sizes):
+    if not broadcasts(mask.shape, scores_shape):
         raise ValueError(
             "mask: expected a shape that broadcasts to that of the scores, "
             f"{scores_shape}, got {tuple(mask.shape)}"
         )
+
+
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a tensor of one shape can be repeated to fill the other.
+
+    Source: the contract of chapter 1.
+    """
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, full) for size, full in sizes)
 
 
 def check_probability(name: str, value: float) -> float:

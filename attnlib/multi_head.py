@@ -54,10 +54,9 @@ def padding_mask(
     Source: chapter 5; the contract of chapter 1.
     """
     lengths = torch.as_tensor(lengths)
-    if lengths.is_floating_point() or lengths.dtype == torch.bool:
-        if lengths.numel():
-            raise TypeError(f"lengths: expected whole numbers, got {lengths.tolist()}")
-        lengths = lengths.long()  # an empty list, which torch takes for floating point
+    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+    if not whole and lengths.numel():  # an empty list is floating point to PyTorch
+        raise TypeError(f"lengths: expected whole numbers, got {lengths.tolist()}")
     if lengths.dim() != 1:
         raise ValueError(
             f"lengths: expected one number for each sequence, got {lengths.tolist()}"

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnlib.base import check_inputs
+from attnlib.base import broadcasts, check_inputs
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask
 
 
@@ -152,13 +152,15 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             TypeError: not a floating-point tensor.
             ValueError: a number that is not finite.
         """
-        if residual is not None and not (
-            isinstance(residual, Tensor) and residual.is_floating_point()
-        ):
-            raise TypeError(f"residual: expected a floating-point tensor, got {residual!r}")
-        if residual is not None and not residual.isfinite().all():
-            raise ValueError("residual: expected finite numbers, got NaN or infinity")
-        self.residual = None if residual is None else residual.detach()
+        if residual is not None:
+            if not (isinstance(residual, Tensor) and residual.is_floating_point()):
+                raise TypeError(
+                    f"residual: expected a floating-point tensor, got {residual!r}"
+                )
+            if not residual.isfinite().all():
+                raise ValueError("residual: expected finite numbers, got NaN or infinity")
+            residual = residual.detach()
+        self.residual = residual
 
     def forward(
         self,
@@ -171,9 +173,7 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         check_inputs(query, key, value, mask)
         if self.residual is not None:
             shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])
-            sizes = zip(reversed(shape), reversed(keys), strict=False)
-            fits = shape[-1:] == keys[-1:] and len(shape) <= len(keys)
-            if not fits or any(size not in (1, full) for size, full in sizes):
+            if shape[-1:] != keys[-1:] or not broadcasts(shape, keys):
                 raise ValueError(
                     f"residual: expected one number for each of {keys[-1]} keys, in a "
                     f"shape that broadcasts to {keys}, got {shape}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 # The address bar's popups are pages of their own, which a headless window loads as well.
-# This list takes the place of Playwright's own, of which the second half is a part.
+# Chromium heeds the last list that it gets, so what matters of Playwright's is repeated.
 DISABLED = (
     "WebUIOmniboxPopup,WebUIOmniboxAimPopup,HttpsUpgrades,MediaRouter,PaintHolding,"
     "OptimizationHints,NetworkTimeServiceQuerying,ThirdPartyStoragePartitioning"
