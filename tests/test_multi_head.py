@@ -449,6 +449,7 @@ def test_any_leading_dimensions_and_empty_sequences():
     layer = MultiHeadAttention(12, 3)
     torch.testing.assert_close(layer(X[0])[0], layer(X)[0][0])
     torch.testing.assert_close(layer(X[None])[0][0], layer(X)[0])
+    assert padding_mask([]).shape == (0, 1, 1, 0)
     output, weights = layer(X, MEMORY[:, :0])
     torch.testing.assert_close(output, layer.out_proj.bias.expand_as(output))
     assert len(weights) == 3 and weights[0].shape == (2, 5, 0)
