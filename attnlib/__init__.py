@@ -4,7 +4,7 @@ Every definition stands in a chapter of the book, where it is derived and checke
 below are sorted by chapter.
 """
 
-from attnlib import backprop
+from attnlib import backprop, testing
 from attnlib.base import BaseAttention, causal_mask, check_inputs
 from attnlib.causal_attention import CausalAttention
 from attnlib.feed_forward import FeedForwardNetwork
@@ -40,6 +40,7 @@ __all__ = [
     "causal_mask",
     "check_inputs",
     "masked_softmax",
+    "testing",
     # Chapter 2: self-attention
     "SelfAttention",
     # Chapter 3: causal attention

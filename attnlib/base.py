@@ -3,6 +3,7 @@
 Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
 """
 
+import inspect
 from abc import ABC, abstractmethod
 
 import torch
@@ -41,6 +42,11 @@ class BaseAttention(nn.Module, ABC):
     """
 
     causal: bool = False
+
+    def extra_repr(self) -> str:
+        """What `print` shows: the arguments of the constructor that the object keeps."""
+        names = inspect.signature(type(self)).parameters
+        return ", ".join(f"{n}={getattr(self, n)!r}" for n in names if hasattr(self, n))
 
     @abstractmethod
     def forward(
@@ -171,10 +177,52 @@ def check_probability(name: str, value: float) -> float:
         value: expected in [0, 1].
 
     Raises:
+        TypeError: `value` is a truth value, which Python would take for 0 or 1.
         ValueError: `value` lies outside [0, 1] or is NaN.
 
     Source: the contract of chapter 1.
     """
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected a probability between 0 and 1, got {value}")
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name}: expected a probability between 0 and 1, got {value}")
     return value
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """Returns `value` if it is a truth value, not a number put in its place.
+
+    Args:
+        name: the argument's name, for the message.
+        value: expected True or False.
+
+    Raises:
+        TypeError: `value` is anything else.
+
+    Source: the contract of chapter 1.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as autocast gives them to `F.scaled_dot_product_attention`.
+
+    Args:
+        tensors: query, key, value and mask; the device of the first one counts.
+
+    Returns:
+        Within `torch.autocast`, every floating-point tensor but float64 in autocast's
+        dtype; all else, and everything outside of autocast, as it came.
+
+    Source: the contract of chapter 1.
+    """
+    first = tensors[0]
+    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    cast = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(
+        x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors
+    )

@@ -21,13 +21,15 @@ class CausalAttention(SelfAttention):
         W_query, W_key, W_value: `nn.Linear(d_in, d_out)` layers, made in this order.
 
     Raises:
+        TypeError: `dropout` is a truth value, `dqv_bias` is none, or one of them is given
+            by its position, where `SelfAttention` has the bias.
         ValueError: `dropout` lies outside [0, 1].
 
     Source: chapter 3, eq-causal-attention, eq-dropout; documents 000, 001 and 002.
     """
 
     def __init__(
-        self, d_in: int, d_out: int, dropout: float = 0.0, dqv_bias: bool = False
+        self, d_in: int, d_out: int, *, dropout: float = 0.0, dqv_bias: bool = False
     ) -> None:
         super().__init__(d_in, d_out, dqv_bias)
         self.attention = ScaledDotProductAttention(dropout, causal=True)

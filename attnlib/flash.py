@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.base import BaseAttention, check_inputs
+from attnlib.base import BaseAttention, as_autocast, check_flag, check_inputs
 
 LOG2E = math.log2(math.e)
 
@@ -322,6 +322,7 @@ def flash_attention(
     Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-score-bound;
     document 001; Dao et al. (2022).
     """
+    query, key, value, mask = as_autocast(query, key, value, mask)
     check_inputs(query, key, value, mask)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     output, lse = FlashFunction.apply(query, key, value, mask, causal, scale, block_size)
@@ -358,7 +359,7 @@ class FlashAttention(BaseAttention):
             the tensors. Only "torch" takes a block_size.
 
     Raises:
-        TypeError: a wrong block_size.
+        TypeError: causal is not a truth value, or a wrong block_size.
         ValueError: an unknown backend, or block_size below 1.
 
     Source: chapter 14; document 001.
@@ -376,7 +377,7 @@ class FlashAttention(BaseAttention):
             expected = ", ".join(map(repr, ("auto", *BACKENDS)))
             raise ValueError(f"backend: expected one of {expected}, got {backend!r}")
         tile_sizes(block_size, matrices=1, queries=1, causal=causal)
-        self.causal, self.scale = causal, scale
+        self.causal, self.scale = check_flag("causal", causal), scale
         self.block_size, self.backend = block_size, backend
 
     def forward(
@@ -387,6 +388,7 @@ class FlashAttention(BaseAttention):
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
+        query, key, value, mask = as_autocast(query, key, value, mask)
         check_inputs(query, key, value, mask)
         backend = self.backend
         if backend == "auto":

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.base import check_inputs
+from attnlib.base import as_autocast, check_inputs
 from attnlib.flash import BACKENDS, Backend
 
 try:
@@ -829,6 +829,7 @@ def flash_attention_triton(
 
     Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14; document 001.
     """
+    query, key, value, mask = as_autocast(query, key, value, mask)
     check_inputs(query, key, value, mask)
     if error := refusal(query, value, mask):
         raise error

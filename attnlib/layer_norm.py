@@ -58,6 +58,10 @@ class LayerNorm(nn.Module):
                     mine.copy_(theirs)
         return norm
 
+    def extra_repr(self) -> str:
+        """What `print` shows of the layer."""
+        return f"d_model={len(self.gamma)}, eps={self.eps}"
+
     def forward(
         self, input: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:

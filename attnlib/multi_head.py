@@ -3,6 +3,7 @@
 Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
 """
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -36,13 +37,16 @@ def merge_heads(
 
 
 def padding_mask(
-    lengths: Int[Tensor, " batch"] | Sequence[int], max_length: int | None = None
+    lengths: Int[Tensor, " batch"] | Sequence[int],
+    max_length: int | None = None,
+    device: torch.device | str | None = None,
 ) -> Bool[Tensor, "batch 1 1 keys"]:
     """Which keys are words and not padding, for sequences padded at the end.
 
     Args:
         lengths: number of words of each sequence.
         max_length: number of keys; `None` means the largest of the lengths.
+        device: where to make the mask; `None` means where the lengths are.
 
     Returns:
         Boolean mask of shape (batch, 1, 1, max_length), True = may attend.
@@ -68,8 +72,8 @@ def padding_mask(
             f"lengths: expected numbers between 0 and max_length = {max_length}, "
             f"got {lengths.tolist()}"
         )
-    positions = torch.arange(max_length, device=lengths.device)
-    return (positions < lengths[:, None])[:, None, None, :]
+    positions = torch.arange(max_length, device=device or lengths.device)
+    return (positions < lengths.to(positions.device)[:, None])[:, None, None, :]
 
 
 def make_heads(
@@ -79,8 +83,9 @@ def make_heads(
     """One attention for all heads, or a list with one for each.
 
     Args:
-        attention: a subclass of `BaseAttention` that can be made without arguments, an
-            instance, a list of num_heads instances, or `None` for the scaled dot product.
+        attention: a subclass of `BaseAttention`, an instance, a list of num_heads
+            instances, or `None` for the scaled dot product. A subclass is made with
+            `num_heads` if it asks for it, and without other arguments.
         num_heads: number of heads.
 
     Raises:
@@ -95,12 +100,13 @@ def make_heads(
     if isinstance(attention, BaseAttention):
         return attention
     if isinstance(attention, type) and issubclass(attention, BaseAttention):
+        asks = "num_heads" in inspect.signature(attention).parameters
         try:
-            return attention()
+            return attention(num_heads=num_heads) if asks else attention()
         except TypeError as error:
             raise TypeError(
-                "attention: expected a class that can be made without arguments, or an "
-                f"instance; {attention.__name__}() gives: {error}"
+                "attention: expected an instance, or a class that needs no argument but "
+                f"num_heads; {attention.__name__} gives: {error}"
             ) from error
     if not isinstance(attention, list | tuple | nn.ModuleList):
         raise TypeError(f"{wanted}, got {attention!r}")
@@ -182,6 +188,10 @@ class MultiHeadAttention(nn.Module):
         self.out_proj = Projection(embed_dim, embed_dim, bias)
         self.attention = make_heads(attention, num_heads)
 
+    def extra_repr(self) -> str:
+        """What `print` shows besides the projections and the heads."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
     def forward(
         self,
         query: Float[Tensor, "*batch queries embed_dim"],
@@ -210,7 +220,7 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         for name, x in (("query", query), ("key", key), ("value", value)):
-            check_layer_input(name, x, self.embed_dim, self.q_proj.weight, dims=2)
+            check_layer_input(name, x, self.embed_dim, self.q_proj.W, dims=2)
         check_dimensions(mask, query)
         projected = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
         heads = [split_heads(x, self.num_heads) for x in projected]
@@ -223,11 +233,17 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """A copy of PyTorch's layer, always batch first; see `mask_from_torch` for masks.
+        """A copy of PyTorch's layer; see `mask_from_torch` for its masks.
 
         Raises:
-            ValueError: the layer has keys or values of another size, or adds keys.
+            ValueError: the layer is not batch first, has keys or values of another size,
+                or adds keys.
         """
+        if not module.batch_first:
+            raise ValueError(
+                "module: expected batch_first=True, since the copy reads (batch, tokens, "
+                "features); if what you pass has that order, set module.batch_first = True"
+            )
         same_size = module.in_proj_weight is not None
         if not same_size or module.bias_k is not None or module.add_zero_attn:
             raise ValueError(
@@ -241,9 +257,9 @@ class MultiHeadAttention(nn.Module):
         with torch.no_grad():
             projections = (made.q_proj, made.k_proj, made.v_proj)
             for index, projection in enumerate(projections):
-                projection.weight.copy_(module.in_proj_weight.chunk(3)[index].T)
+                projection.W.copy_(module.in_proj_weight.chunk(3)[index].T)
                 if bias:
-                    projection.bias.copy_(module.in_proj_bias.chunk(3)[index])
+                    projection.b.copy_(module.in_proj_bias.chunk(3)[index])
         made.out_proj = Projection.from_linear(module.out_proj)
         return made.train(module.training)
 

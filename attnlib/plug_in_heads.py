@@ -3,11 +3,13 @@
 Derived in chapter 6, "Heads to plug in" (book/06_heads_to_plug_in.ipynb).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnlib.base import broadcasts, check_inputs
+from attnlib.base import as_autocast, broadcasts, check_inputs
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask
 
 
@@ -47,13 +49,17 @@ class LearnedBiasAttention(ScaledDotProductAttention):
     """
 
     def __init__(
-        self, num_heads: int, max_distance: int, dropout: float = 0.0, causal: bool = False
+        self,
+        num_heads: int,
+        max_distance: int = 16,
+        dropout: float = 0.0,
+        causal: bool = False,
     ) -> None:
         super().__init__(dropout, causal)
         for name, size in (("num_heads", num_heads), ("max_distance", max_distance)):
             if size < 1:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
-        self.max_distance = max_distance
+        self.num_heads, self.max_distance = num_heads, max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))
 
     def forward(
@@ -67,10 +73,11 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         Float[Tensor, "*batch heads queries keys"],
     ]:
         """Output and weights; see `BaseAttention.forward`. Heads are dimension -3."""
+        query, key, value, mask = as_autocast(query, key, value, mask)
         check_inputs(query, key, value, mask)
-        if query.dim() < 3 or query.shape[-3] != len(self.bias):
+        if query.dim() < 3 or query.shape[-3] != self.num_heads:
             raise ValueError(
-                f"query: expected {len(self.bias)} heads, shape (..., heads, tokens, d_k), "
+                f"query: expected {self.num_heads} heads, shape (..., heads, tokens, d_k), "
                 f"got shape {tuple(query.shape)}"
             )
         queries, keys = query.shape[-2], key.shape[-2]
@@ -138,7 +145,8 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         if not floor > 0:
             raise ValueError(f"floor: expected a number above 0, got {floor}")
         self.strength, self.floor = strength, floor
-        self.residual: Tensor | None = None
+        self.residual: Tensor | None
+        self.register_buffer("residual", None)
 
     def guide(self, residual: Float[Tensor, "*batch keys"] | None) -> None:
         """Sets the residual at the keys, for all calls from now on.
@@ -162,6 +170,12 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             residual = residual.detach()
         self.residual = residual
 
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        """Takes the residual as it was saved, whatever its size; none, if none was."""
+        saved = state_dict.get(f"{prefix}residual")
+        self.residual = None if saved is None else torch.empty_like(saved)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def forward(
         self,
         query: Float[Tensor, "*batch queries d_k"],
@@ -170,6 +184,7 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output and weights; see `BaseAttention.forward`."""
+        query, key, value, mask = as_autocast(query, key, value, mask)
         check_inputs(query, key, value, mask)
         if self.residual is not None:
             shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])

@@ -22,8 +22,9 @@ class Projection(nn.Module):
         bias: whether b is added.
 
     Attributes:
-        weight: W, shape (in_features, out_features), the transpose of `nn.Linear`'s.
-        bias: b, shape (out_features,), or `None`.
+        W: shape (in_features, out_features), the transpose of `nn.Linear`'s weight.
+        b: shape (out_features,), or `None`.
+        in_features, out_features: the numbers of features.
 
     Raises:
         ValueError: a number of features below 1.
@@ -36,8 +37,9 @@ class Projection(nn.Module):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size < 1:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
-        self.weight = nn.Parameter(torch.empty(in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.in_features, self.out_features = in_features, out_features
+        self.W = nn.Parameter(torch.empty(in_features, out_features))
+        self.b = nn.Parameter(torch.empty(out_features)) if bias else None
         bound = 1 / math.sqrt(in_features)  # as nn.Linear draws its own
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
@@ -48,10 +50,15 @@ class Projection(nn.Module):
         projection = cls(linear.in_features, linear.out_features, linear.bias is not None)
         projection.to(linear.weight.device, linear.weight.dtype)
         with torch.no_grad():
-            projection.weight.copy_(linear.weight.T)
-            if projection.bias is not None:
-                projection.bias.copy_(linear.bias)
+            projection.W.copy_(linear.weight.T)
+            if projection.b is not None:
+                projection.b.copy_(linear.bias)
         return projection
+
+    def extra_repr(self) -> str:
+        """What `print` shows of the layer, as for `nn.Linear`."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.b is not None}"
 
     def forward(
         self, input: Float[Tensor, "*batch in_features"]
@@ -62,5 +69,5 @@ class Projection(nn.Module):
             TypeError: input is not floating point, or not of the dtype of the weights.
             ValueError: input has not in_features features, or is on another device.
         """
-        check_layer_input("input", input, self.weight.shape[0], self.weight)
-        return F.linear(input, self.weight.T, self.bias)  # input @ W + b in one step
+        check_layer_input("input", input, self.in_features, self.W)
+        return F.linear(input, self.W.T, self.b)  # input @ W + b in one step

@@ -10,7 +10,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlib.base import BaseAttention, causal_mask, check_inputs, check_probability
+from attnlib.base import (
+    BaseAttention,
+    as_autocast,
+    causal_mask,
+    check_flag,
+    check_inputs,
+    check_probability,
+)
 
 
 def masked_softmax(
@@ -63,6 +70,7 @@ class ScaledDotProductAttention(BaseAttention):
         scale: factor on the scores; `None` means 1/√d_k.
 
     Raises:
+        TypeError: `dropout` is a truth value, or `causal` is none.
         ValueError: `dropout` lies outside [0, 1].
 
     Source: chapter 1, eq-attention; Vaswani et al. (2017), eq. 1; documents 000, 001,
@@ -74,7 +82,7 @@ class ScaledDotProductAttention(BaseAttention):
     ) -> None:
         super().__init__()
         self.dropout = check_probability("dropout", dropout)
-        self.causal = causal
+        self.causal = check_flag("causal", causal)
         self.scale = scale
 
     def forward(
@@ -85,6 +93,7 @@ class ScaledDotProductAttention(BaseAttention):
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.forward`."""
+        query, key, value, mask = as_autocast(query, key, value, mask)
         check_inputs(query, key, value, mask)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         scores = (scale * query) @ key.transpose(-2, -1)

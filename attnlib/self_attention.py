@@ -4,10 +4,10 @@ Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention
+from attnlib.base import BaseAttention, check_flag
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -55,18 +55,25 @@ class SelfAttention(nn.Module):
     Attributes:
         W_query, W_key, W_value: `nn.Linear(d_in, d_out)` layers, made in this order.
 
+    Raises:
+        TypeError: dqv_bias is not a truth value.
+
     Source: chapter 2, eq-self-query to eq-self-context; document 002.
     """
 
     def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:
         super().__init__()
+        check_flag("dqv_bias", dqv_bias)
         self.W_query = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.attention: BaseAttention = ScaledDotProductAttention()
 
     def forward(
-        self, x: Float[Tensor, "*batch tokens d_in"], return_weights: bool = False
+        self,
+        x: Float[Tensor, "*batch tokens d_in"],
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        return_weights: bool = False,
     ) -> (
         Float[Tensor, "*batch tokens d_out"]
         | tuple[Float[Tensor, "*batch tokens d_out"], Float[Tensor, "*batch tokens tokens"]]
@@ -75,6 +82,8 @@ class SelfAttention(nn.Module):
 
         Args:
             x: tokens, shape (..., n, d_in), usually (batch_size, seq_length, d_in).
+            mask: broadcasts to (..., n, n); boolean, True = may attend, or floating, added
+                to the scores. `None` allows every pair.
             return_weights: whether to return the attention weights as well.
 
         Returns:
@@ -82,11 +91,12 @@ class SelfAttention(nn.Module):
             the attention weights (..., n, n), whose rows sum to 1.
 
         Raises:
-            TypeError: x is not floating point, or its dtype is not that of the weights.
+            TypeError: x is not floating point, or its dtype is not that of the weights;
+                or the mask has a wrong dtype.
             ValueError: x has fewer than 2 dimensions, not d_in features, or another
-                device.
+                device; or the mask does not broadcast.
         """
         check_layer_input("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
         query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
-        context_vector, attn_weights = self.attention(query, key, value)
+        context_vector, attn_weights = self.attention(query, key, value, mask)
         return (context_vector, attn_weights) if return_weights else context_vector

@@ -104,7 +104,7 @@ class TransformerBlock(nn.Module):
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerBlock":
-        """A copy of PyTorch's layer, always batch first; see `mask_from_torch` for masks.
+        """A copy of PyTorch's layer; see `mask_from_torch` for its masks.
 
         Raises:
             ValueError: its attention is not what `MultiHeadAttention.from_torch` takes.
@@ -293,8 +293,10 @@ class LanguageModel(nn.Module):
         x = F.dropout(x, self.dropout, self.training)
         per_block = []
         for block in self.blocks:
-            x, weights = block(x, return_weights=True)
-            per_block.append(weights)
+            x = block(x, return_weights=return_weights)
+            if return_weights:
+                x, weights = x
+                per_block.append(weights)
         logits = F.linear(self.norm(x), self.token_embedding.weight)
         return (logits, per_block) if return_weights else logits
 

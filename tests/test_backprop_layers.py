@@ -161,35 +161,35 @@ def test_equal_to_complex_steps(layer, inputs, theirs, as_shipped):
 class Transposed(Projection):
     def backward(self, d_output):
         d_input = super().backward(d_output)
-        self._gradients["weight"] = self._gradients["weight"].T
+        self._gradients["W"] = self._gradients["W"].T
         return d_input
 
 
 class Unsummed(Projection):
     def backward(self, d_output):
         d_input = super().backward(d_output)
-        self._gradients["bias"] = d_output
+        self._gradients["b"] = d_output
         return d_input
 
 
 class SummedOverTheBatchOnly(Projection):
     def backward(self, d_output):
         d_input = super().backward(d_output)
-        self._gradients["bias"] = d_output.sum(axis=0)
+        self._gradients["b"] = d_output.sum(axis=0)
         return d_input
 
 
 class FirstTokenOnly(Projection):
     def backward(self, d_output):
         d_input = super().backward(d_output)
-        self._gradients["bias"] = d_output.reshape(-1, d_output.shape[-1])[0]
+        self._gradients["b"] = d_output.reshape(-1, d_output.shape[-1])[0]
         return d_input
 
 
 class WeightNotTransposed(Projection):
     def backward(self, d_output):
         super().backward(d_output)
-        return d_output @ self.weight
+        return d_output @ self.W
 
 
 class NoResidualBranch(Residual):
@@ -233,14 +233,14 @@ X = away_from_kinks(NETWORK, RNG.standard_normal((2, 3, 4)))
 IDS = np.array([[2, 0, 2], [2, 6, 0]])
 LOGITS = RNG.standard_normal((2, 3, 7))
 PLANTED = {
-    "transposed dW": (Transposed(4, 4, rng=RNG), [X], "weight: the gradient is wrong"),
-    "unsummed bias": (Unsummed(4, 4, rng=RNG), [X], "bias: the gradient has shape"),
+    "transposed dW": (Transposed(4, 4, rng=RNG), [X], "W: the gradient is wrong"),
+    "unsummed bias": (Unsummed(4, 4, rng=RNG), [X], "b: the gradient has shape"),
     "summed over the batch only": (
         SummedOverTheBatchOnly(4, 4, rng=RNG),
         [X],
-        "bias: the gradient has shape",
+        "b: the gradient has shape",
     ),
-    "one token's bias": (FirstTokenOnly(4, 4, rng=RNG), [X], "bias: the gradient is wrong"),
+    "one token's bias": (FirstTokenOnly(4, 4, rng=RNG), [X], "b: the gradient is wrong"),
     "W not transposed": (
         WeightNotTransposed(4, 4, rng=RNG),
         [X],
@@ -318,7 +318,7 @@ def test_first_weights():
         assert abs(array.std() / (0.1 / math.sqrt(3)) - 1) < 0.05
     weight = Embedding(1000, 50, np.random.default_rng(1)).weight
     assert abs(weight.mean()) < 0.02 and abs(weight.std() - 1) < 0.02
-    assert not np.array_equal(Projection(3, 3).weight, Projection(3, 3).weight)
+    assert not np.array_equal(Projection(3, 3).W, Projection(3, 3).W)
     a, b = (FeedForwardNetwork(3, rng=np.random.default_rng(2)) for _ in range(2))
     assert all(map(np.array_equal, a.parameters().values(), b.parameters().values()))
 
@@ -409,11 +409,9 @@ def test_projection_of_tokens_that_are_not_contiguous():
     weights = np.broadcast_to(RNG.standard_normal(3), (2, 5, 3))
     projection.forward(turned)
     d_input = projection.backward(weights)
-    np.testing.assert_allclose(d_input, weights @ projection.weight.T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(d_input, weights @ projection.W.T, rtol=0, atol=1e-12)
     expected = np.einsum("bna,bnc->ac", turned, weights)
-    np.testing.assert_allclose(
-        projection.gradients()["weight"], expected, rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(projection.gradients()["W"], expected, rtol=0, atol=1e-12)
 
 
 def test_embedding_adds_up_what_a_row_was_used_for():
@@ -484,9 +482,7 @@ def test_parameters_are_live_and_a_step_lowers_the_loss():
         for name, array in network.parameters().items():
             array -= 0.3 * network.gradients()[name]
     assert losses[-1] < losses[0] / 2
-    assert np.shares_memory(
-        network.parameters()["linear_1.weight"], network.linear_1.weight
-    )
+    assert np.shares_memory(network.parameters()["linear_1.W"], network.linear_1.W)
 
 
 @each_case
@@ -606,7 +602,7 @@ REFUSED = {
     "gradients first": (
         lambda: ran(Projection(4, 3), X).gradients(),
         RuntimeError,
-        "Projection: no gradient of weight, bias: call backward first",
+        "Projection: no gradient of W, b: call backward first",
     ),
     "a gradient of the wrong shape": (
         lambda: ran(FeedForwardNetwork(4), X).backward(X[0]),

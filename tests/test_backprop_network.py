@@ -383,7 +383,7 @@ REFUSED = {
     "step first": (
         lambda: Adam(Projection(2, 2)).step(),
         RuntimeError,
-        "Projection: no gradient of weight, bias: call backward first",
+        "Projection: no gradient of W, b: call backward first",
     ),
 }
 
@@ -438,15 +438,15 @@ def test_the_same_steps_as_torch(ours, theirs, options):
 @pytest.mark.parametrize("make_optimizer", [lambda x: SGD(x, 0.1, 0.9), Adam])
 def test_parameters_change_in_place_and_keep_their_dtype(make_optimizer):
     layer = cast(Projection(3, 2, rng=RNG), np.float32)
-    weight, start = layer.weight, layer.weight.copy()
+    weight, start = layer.W, layer.W.copy()
     optimizer = make_optimizer(layer)
     for _ in range(2):
         layer.backward(np.ones_like(layer.forward(np.ones((4, 3), np.float32))))
-        gradient = layer.gradients()["weight"].copy()
+        gradient = layer.gradients()["W"].copy()
         optimizer.step()
-    assert layer.weight is weight and weight.dtype == np.float32
+    assert layer.W is weight and weight.dtype == np.float32
     assert not np.array_equal(weight, start)
-    np.testing.assert_array_equal(layer.gradients()["weight"], gradient)
+    np.testing.assert_array_equal(layer.gradients()["W"], gradient)
 
 
 # The language model.
@@ -484,7 +484,7 @@ def test_model_equal_to_finite_differences(dropout):
         rng = np.random.default_rng(seed)
         model = LanguageModel(**sizes, dropout=dropout, rng=rng)
         for network in [block.feed_forward for block in model.blocks]:
-            network.linear_1.bias += 3 * np.sign(network.linear_1.bias)  # far from kinks
+            network.linear_1.b += 3 * np.sign(network.linear_1.b)  # far from kinks
         ids = np.array([[0, 3, 3], [4, 1, 0]])
         assert len(gradient_check(model, ids, step=1e-4)) == 20
 
@@ -505,7 +505,7 @@ def test_forgetting_a_use_of_the_table_or_of_the_positions_is_found():
     sizes = {**SIZES, "embed_dim": 4, "num_layers": 1, "d_ff": 2}
     for mistake, name in ((Untied, "token_embedding"), (FirstSequenceOnly, "positions")):
         model = mistake(**sizes, rng=np.random.default_rng(0))
-        model.blocks[0].feed_forward.linear_1.bias += 5
+        model.blocks[0].feed_forward.linear_1.b += 5
         with pytest.raises(AssertionError, match=f"{name}.*: the gradient is wrong"):
             gradient_check(model, np.array([[0, 3, 3]]))
 
@@ -571,9 +571,7 @@ def test_first_numbers():
     for a, b in zip(model.parameters().values(), same.parameters().values(), strict=True):
         np.testing.assert_array_equal(a, b)
     blocks = LanguageModel(**SIZES, num_layers=2, rng=RNG).blocks
-    assert not np.array_equal(
-        blocks[0].attention.q_proj.weight, blocks[1].attention.q_proj.weight
-    )
+    assert not np.array_equal(blocks[0].attention.q_proj.W, blocks[1].attention.q_proj.W)
 
 
 # The same formulas as functions of PyTorch.

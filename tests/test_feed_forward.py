@@ -28,8 +28,8 @@ def test_dropout_acts_on_the_hidden_features_in_training_only():
     network = FeedForwardNetwork(4, 1000, dropout=0.5)
     x = torch.randn(3, 4)
     with torch.no_grad():
-        network.linear_2.weight.fill_(1.0)
-        network.linear_2.bias.zero_()
+        network.linear_2.W.fill_(1.0)
+        network.linear_2.b.zero_()
         kept = F.relu(network.linear_1(x)).sum(dim=1)
         assert not torch.allclose(network(x)[:, 0], kept)
         torch.testing.assert_close(network(x)[:, 0], kept, rtol=0.2, atol=0)  # on average
@@ -39,7 +39,7 @@ def test_dropout_acts_on_the_hidden_features_in_training_only():
 
 def test_default_width_and_pickling():
     network = FeedForwardNetwork(6)
-    assert network.linear_1.weight.shape == (6, 24) and network.linear_2.weight.shape == (
+    assert network.linear_1.W.shape == (6, 24) and network.linear_2.W.shape == (
         24,
         6,
     )

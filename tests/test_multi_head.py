@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 import attnlib
 from attnlib import (
@@ -31,6 +32,11 @@ class Guided(PhysicsGuidedAttention):
     def forward(self, query, key, value, mask=None):
         self.guide(torch.linspace(0.0, 2.0, key.shape[-2]))
         return super().forward(query, key, value, mask)
+
+
+class NeedsAName(ScaledDotProductAttention):
+    def __init__(self, name):
+        super().__init__()
 
 
 class WithoutWeights(ScaledDotProductAttention):
@@ -116,16 +122,16 @@ REFUSED = {
         "got a list with 'causal'",
     ),
     "a class that needs arguments": (
-        lambda: MultiHeadAttention(12, 2, attention=LearnedBiasAttention),
+        lambda: MultiHeadAttention(12, 2, attention=NeedsAName),
         TypeError,
-        "attention: expected a class that can be made without arguments, or an instance; "
-        "LearnedBiasAttention() gives: ",
+        "attention: expected an instance, or a class that needs no argument but num_heads; "
+        "NeedsAName gives: ",
     ),
     "the abstract class": (
         lambda: MultiHeadAttention(12, 2, attention=BaseAttention),
         TypeError,
-        "attention: expected a class that can be made without arguments, or an instance; "
-        "BaseAttention() gives: ",
+        "attention: expected an instance, or a class that needs no argument but num_heads; "
+        "BaseAttention gives: ",
     ),
     "a 1-D mask": (
         lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(5, dtype=torch.bool)),
@@ -360,11 +366,11 @@ def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
     output.square().sum().backward()
     expected.square().sum().backward()
     projections = (ours.q_proj, ours.k_proj, ours.v_proj)
-    pairs = [(torch.cat([p.weight.grad.T for p in projections]), theirs.in_proj_weight)]
-    pairs.append((ours.out_proj.weight.grad.T, theirs.out_proj.weight))
+    pairs = [(torch.cat([p.W.grad.T for p in projections]), theirs.in_proj_weight)]
+    pairs.append((ours.out_proj.W.grad.T, theirs.out_proj.weight))
     if bias:
-        pairs.append((torch.cat([p.bias.grad for p in projections]), theirs.in_proj_bias))
-        pairs.append((ours.out_proj.bias.grad, theirs.out_proj.bias))
+        pairs.append((torch.cat([p.b.grad for p in projections]), theirs.in_proj_bias))
+        pairs.append((ours.out_proj.b.grad, theirs.out_proj.bias))
     for gradient, parameter in pairs:
         torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
 
@@ -395,7 +401,14 @@ def test_from_torch_keeps_mode_dropout_and_dtype_and_copies():
     assert all(torch.equal(a, before[name]) for name, a in ours.state_dict().items())
     for options in ({"kdim": 6}, {"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(ValueError, match="module: expected kdim and vdim of embed_dim"):
-            MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, **options))
+            MultiHeadAttention.from_torch(
+                nn.MultiheadAttention(8, 2, batch_first=True, **options)
+            )
+    sequence_first = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="module: expected batch_first=True"):
+        MultiHeadAttention.from_torch(sequence_first)
+    sequence_first.batch_first = True
+    MultiHeadAttention.from_torch(sequence_first)
 
 
 def test_mixed_heads_equal_separate_calls():
@@ -451,17 +464,112 @@ def test_any_leading_dimensions_and_empty_sequences():
     torch.testing.assert_close(layer(X[None])[0][0], layer(X)[0])
     assert padding_mask([]).shape == (0, 1, 1, 0)
     output, weights = layer(X, MEMORY[:, :0])
-    torch.testing.assert_close(output, layer.out_proj.bias.expand_as(output))
+    torch.testing.assert_close(output, layer.out_proj.b.expand_as(output))
     assert len(weights) == 3 and weights[0].shape == (2, 5, 0)
+
+
+def test_a_class_that_asks_for_the_number_of_heads_gets_it():
+    made = MultiHeadAttention(12, 3, attention=LearnedBiasAttention)
+    assert made.attention.bias.shape == (3, 2 * 16 + 1)
+    assert made(X)[0].shape == X.shape
+    again = attnlib.TransformerBlock(12, 2, attention=LearnedBiasAttention)
+    assert again.attention.attention.num_heads == 2
+
+
+def test_padding_mask_is_made_where_one_says():
+    assert padding_mask([1, 2], device="meta").device.type == "meta"
+    assert padding_mask(torch.tensor([1], device="cpu")).device.type == "cpu"
+    assert padding_mask([1, 3], device="cpu").flatten(1).tolist() == [
+        [True, False, False],
+        [True, True, True],
+    ]
+
+
+def test_the_residual_of_a_guided_head_is_saved_with_the_model():
+    def model():
+        return MultiHeadAttention(12, 2, attention=PhysicsGuidedAttention(strength=2.0))
+
+    guided = model()
+    assert "attention.residual" not in guided.state_dict()  # not guided yet: no trace
+    guided.attention.guide(torch.rand(5))
+    for before in (None, torch.rand(5), torch.rand(2, 1, 3)):  # of the model that loads
+        again = model()
+        again.attention.guide(before)
+        kept = None if before is None else before.clone()
+        again.load_state_dict(guided.state_dict())
+        assert torch.equal(again(X)[0], guided(X)[0])
+        assert before is None or torch.equal(before, kept)  # nobody else's tensor changed
+        again.load_state_dict(model().state_dict())
+        assert again.attention.residual is None
+    assert guided.to(torch.float64).attention.residual.dtype == torch.float64
 
 
 def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan():
     layer, x = MultiHeadAttention(12, 3), X.clone().requires_grad_()
     output, weights = layer(x, mask=padding_mask([5, 0]))
-    torch.testing.assert_close(output[1], layer.out_proj.bias.expand_as(output[1]))
+    torch.testing.assert_close(output[1], layer.out_proj.b.expand_as(output[1]))
     assert all((w[1] == 0).all() for w in weights)
     gradients = torch.autograd.grad(output.sum(), [x, *layer.parameters()])
     assert all(g.isfinite().all() for g in gradients)
+
+
+def test_what_print_shows():
+    shown = repr(MultiHeadAttention(12, 3, attention=LearnedBiasAttention(3, 4)))
+    assert "embed_dim=12, num_heads=3" in shown
+    assert "Projection(in_features=12, out_features=12, bias=True)" in shown
+    assert "LearnedBiasAttention(num_heads=3, max_distance=4, dropout=0.0," in shown
+    for made, text in {
+        attnlib.Projection(3, 2, bias=False): "in_features=3, out_features=2, bias=False",
+        attnlib.LayerNorm(7, eps=0.1): "d_model=7, eps=0.1",
+        ScaledDotProductAttention(0.1, True, 2.0): "dropout=0.1, causal=True, scale=2.0",
+        PhysicsGuidedAttention(2.0): "strength=2.0, floor=0.01, dropout=0.0, causal=False, "
+        "scale=None",
+        attnlib.FlashAttention(causal=True): "causal=True, scale=None, block_size=None, "
+        "backend='auto'",
+        WithoutWeights(0.5): "dropout=0.5, causal=False, scale=None",
+    }.items():
+        assert repr(made) == f"{type(made).__name__}({text})"
+
+
+@pytest.mark.parametrize("other", ["linear", "attention"])
+def test_a_foreign_state_dict_is_refused_by_name(other):
+    if other == "linear":  # square, and yet the transpose of ours
+        ours, theirs = attnlib.Projection(4, 4), nn.Linear(4, 4)
+    else:
+        ours, theirs = MultiHeadAttention(4, 2), nn.MultiheadAttention(4, 2)
+    with pytest.raises(RuntimeError, match=r'Missing key.*"(q_proj\.)?W"'):
+        ours.load_state_dict(theirs.state_dict())
+
+
+HEADS_UNDER_AUTOCAST = {
+    "scaled": ScaledDotProductAttention,
+    "learned bias": lambda: LearnedBiasAttention(2, 3),
+    "physics": lambda: Guided(strength=0.0),
+    "flash": attnlib.FlashAttention,
+}
+
+
+@pytest.mark.parametrize("make", HEADS_UNDER_AUTOCAST.values(), ids=HEADS_UNDER_AUTOCAST)
+def test_autocast_takes_what_pytorchs_function_takes(make, as_shipped):
+    """float32 masks, and queries of another dtype than the keys, as after a rotation."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 5, 8) for _ in range(3))
+    mask = torch.randn(5, 5)
+    for q, kv in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)):
+        inputs = (query.to(q), key.to(kv), value.to(kv))
+        with torch.autocast("cpu", torch.bfloat16):
+            output, _ = make()(*inputs, mask)
+            expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+        assert output.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
+    with pytest.raises(TypeError, match=r"^mask: expected a boolean tensor"):
+        make()(query.double(), key.double(), value.double(), mask)
+    with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
+        wide = (query.double(), key.double(), value.double())
+        with torch.autocast("cpu", enabled=False):
+            expected, _ = make()(*wide, mask.double())
+        assert make()(*wide, mask.double())[0].dtype == torch.float64
+        torch.testing.assert_close(make()(*wide, mask.double())[0], expected)
 
 
 def test_autocast_export_and_state(as_shipped):

@@ -192,6 +192,31 @@ def test_self_attention_is_torchs_attention_of_three_maps(cls, bias):
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("cls", [SelfAttention, CausalAttention])
+@given(LEADING, st.sampled_from(["boolean", "additive", "padding"]), st.integers(0, 99))
+def test_self_attention_takes_masks(cls, leading, kind, seed):
+    torch.manual_seed(seed)
+    layer, n = cls(5, 3).double(), 4
+    x = torch.randn(*leading, n, 5, dtype=torch.float64)
+    mask = {
+        "boolean": (torch.rand(n, n) < 0.5) | torch.eye(n, dtype=torch.bool),
+        "additive": torch.randn(*leading, n, n, dtype=torch.float64),
+        "padding": torch.arange(n) < 3,
+    }[kind]
+    output, weights = layer(x, mask, return_weights=True)
+    added = torch.zeros(n, n, dtype=torch.float64)
+    added = added.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+    if cls is CausalAttention:
+        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        added = added.expand(*leading, n, n).masked_fill(later, -torch.inf)
+    roles = [layer.W_query(x), layer.W_key(x), layer.W_value(x)]
+    added = added.expand(*added.shape[:-2], n, n)
+    expected = F.scaled_dot_product_attention(*roles, attn_mask=added)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights @ roles[2], output, rtol=0, atol=1e-12)
+    assert torch.equal(layer(x, mask=mask), output)
+
+
 @given(st.integers(1, 8), st.integers(0, 99), st.data())
 def test_no_future_token_reaches_causal_attention(tokens, seed, data):
     position = data.draw(st.integers(0, tokens - 1))

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from attnlib import CausalAttention, ScaledDotProductAttention, SelfAttention
+from attnlib import (
+    CausalAttention,
+    FeedForwardNetwork,
+    FlashAttention,
+    LearnedBiasAttention,
+    PhysicsGuidedAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+    TransformerBlock,
+)
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
@@ -146,19 +155,62 @@ def test_self_attention_refuses(cls, x, error, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("dropout", [-0.1, 1.5, float("nan")])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda dropout: ScaledDotProductAttention(dropout=dropout),
-        lambda dropout: CausalAttention(5, 3, dropout=dropout),
-    ],
-)
+WITH_DROPOUT = [
+    lambda dropout: ScaledDotProductAttention(dropout=dropout),
+    lambda dropout: CausalAttention(5, 3, dropout=dropout),
+    lambda dropout: LearnedBiasAttention(2, dropout=dropout),
+    lambda dropout: PhysicsGuidedAttention(dropout=dropout),
+    lambda dropout: FeedForwardNetwork(4, dropout=dropout),
+    lambda dropout: TransformerBlock(4, 2, dropout=dropout),
+]
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.5, float("nan"), True, False])
+@pytest.mark.parametrize("make", WITH_DROPOUT)
 def test_dropout_must_be_a_probability(make, dropout):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(TypeError if isinstance(dropout, bool) else ValueError) as caught:
         make(dropout)
     expected = f"dropout: expected a probability between 0 and 1, got {dropout}"
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("make", WITH_DROPOUT)
+def test_certainty_and_impossibility_are_probabilities(make):
+    assert {make(dropout).training for dropout in (0, 0.0, 1, 1.0)} == {True}
+
+
+FLAGS = {
+    "a probability for causal": (
+        lambda: ScaledDotProductAttention(0.0, 0.1),
+        "causal",
+        0.1,
+    ),
+    "the same of the tiles": (lambda: FlashAttention(0.1), "causal", 0.1),
+    "a word for causal": (lambda: ScaledDotProductAttention(causal="no"), "causal", "'no'"),
+    "a probability for a bias": (lambda: SelfAttention(5, 4, 0.1), "dqv_bias", 0.1),
+    "0 for no bias": (lambda: CausalAttention(5, 4, dqv_bias=0), "dqv_bias", 0),
+    "a head that learns": (lambda: LearnedBiasAttention(2, 3, 0.0, 1), "causal", 1),
+}
+
+
+@pytest.mark.parametrize(("make", "name", "got"), FLAGS.values(), ids=FLAGS)
+def test_what_is_no_truth_value_is_refused(make, name, got):
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert str(caught.value) == f"{name}: expected True or False, got {got}"
+
+
+def test_what_differs_between_the_two_layers_is_named():
+    """The third place is the bias in one and was the dropout in the other."""
+    with pytest.raises(TypeError, match="positional"):
+        CausalAttention(5, 4, True)
+    with pytest.raises(TypeError, match="positional"):
+        CausalAttention(5, 4, 0.1)
+    assert CausalAttention(5, 4).W_query.bias is None
+    assert SelfAttention(5, 4, True).W_query.bias is not None
+    assert CausalAttention(5, 4).attention.dropout == 0.0
+    with pytest.raises(TypeError, match=r"^mask: expected a boolean tensor"):
+        SelfAttention(5, 4)(torch.randn(3, 5), True)  # once the place of return_weights
 
 
 def test_autocast_may_mix_dtypes():

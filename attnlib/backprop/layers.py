@@ -129,8 +129,8 @@ class Projection(Layer):
         check_sizes(in_features=in_features, out_features=out_features)
         rng = np.random.default_rng() if rng is None else rng
         bound = 1 / math.sqrt(in_features)  # as in chapter 4
-        self.weight = rng.uniform(-bound, bound, (in_features, out_features))
-        self.bias = rng.uniform(-bound, bound, out_features) if bias else None
+        self.W = rng.uniform(-bound, bound, (in_features, out_features))
+        self.b = rng.uniform(-bound, bound, out_features) if bias else None
 
     def forward(
         self, input: Float[np.ndarray, "*batch in_features"]
@@ -141,12 +141,12 @@ class Projection(Layer):
             TypeError: input is not floating point, or not of the dtype of the weights.
             ValueError: input has not in_features features.
         """
-        in_features, out_features = self.weight.shape
-        check_tokens(input, in_features, self.weight)
+        in_features, out_features = self.W.shape
+        check_tokens(input, in_features, self.W)
         tall = input.reshape(-1, in_features)  # all tokens below each other
-        output = tall @ self.weight
-        if self.bias is not None:
-            output = output + self.bias
+        output = tall @ self.W
+        if self.b is not None:
+            output = output + self.b
         output = output.reshape(*input.shape[:-1], out_features)
         self.remember(output, tall=tall)
         return output
@@ -162,12 +162,12 @@ class Projection(Layer):
             ValueError: d_output has not the shape of the output.
         """
         tall = self.recall(d_output)["tall"]
-        in_features, out_features = self.weight.shape
+        in_features, out_features = self.W.shape
         d_tall = d_output.reshape(-1, out_features)
-        self._gradients = {"weight": tall.T @ d_tall}
-        if self.bias is not None:
-            self._gradients["bias"] = d_tall.sum(axis=0)
-        d_input = d_tall @ self.weight.T
+        self._gradients = {"W": tall.T @ d_tall}
+        if self.b is not None:
+            self._gradients["b"] = d_tall.sum(axis=0)
+        d_input = d_tall @ self.W.T
         return d_input.reshape(*d_output.shape[:-1], in_features)
 
 

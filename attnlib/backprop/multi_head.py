@@ -217,7 +217,7 @@ class MultiHeadAttention(Layer):
         value = key if value is None else value
         inputs = {"query": query, "key": key, "value": value}
         for name, x in inputs.items():
-            check_tokens(x, len(self.q_proj.weight), self.q_proj.weight, name, dims=2)
+            check_tokens(x, len(self.q_proj.W), self.q_proj.W, name, dims=2)
         if mask is not None and np.ndim(mask) not in (2, 4):
             expected = "expected 2 dimensions (queries, keys) or 4 (batch, heads, …)"
             raise ValueError(f"mask: {expected}, got shape {np.shape(mask)}")
