@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from chapters import Chapter
 from statements import global_names
 
-SECONDS = 120  # for one fork: what never ends is ended
+SECONDS = 120  # of computing, for one fork: what never ends is ended
 
 
 class Stage:
@@ -107,7 +107,7 @@ def in_a_fork(work: Callable[[], str]) -> str:
         _, status = os.waitpid(child, 0)
         return said or f"the process ended with status {status}"
     os.close(read)
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     with open(write, "w", encoding="utf-8") as pipe:
         pipe.write(work())
     os._exit(0)
