@@ -25,7 +25,8 @@ class CausalAttention(SelfAttention):
             by its position, where `SelfAttention` has the bias.
         ValueError: `dropout` lies outside [0, 1].
 
-    Source: chapter 3, eq-causal-attention, eq-dropout; documents 000, 001 and 002.
+    Source: chapter 3, eq-causal-attention, eq-dropout; Vaswani et al. (2017), section
+    3.2.3.
     """
 
     def __init__(

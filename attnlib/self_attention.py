@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
     Raises:
         TypeError: dqv_bias is not a truth value.
 
-    Source: chapter 2, eq-self-query to eq-self-context; document 002.
+    Source: chapter 2, eq-self-query to eq-self-context; Vaswani et al. (2017), section 3.2.
     """
 
     def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:

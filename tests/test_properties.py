@@ -166,7 +166,7 @@ def test_one_key_and_one_token(leading, queries, d_v, seed):
 
 @given(LEADING, st.integers(0, 6), st.booleans(), st.integers(0, 99))
 def test_self_attention_shapes(leading, tokens, bias, seed):
-    """The shapes of document 002, with any leading dimensions."""
+    """The shapes that chapter 2 says, with any leading dimensions."""
     torch.manual_seed(seed)
     x = torch.randn(*leading, tokens, 5)
     for cls in (SelfAttention, CausalAttention):
