@@ -5,6 +5,7 @@ Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product
 
 import inspect
 from abc import ABC, abstractmethod
+from numbers import Real
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,7 +25,7 @@ def causal_mask(
     Returns:
         Boolean mask of shape (N, M), True = may attend. The last query sees every key.
 
-    Source: chapter 1, eq-causal-allowed; documents 000 and 001.
+    Source: chapter 1, eq-causal-allowed.
     """
     keys = queries if keys is None else keys
     everything = torch.ones(queries, keys, dtype=torch.bool, device=device)
@@ -38,7 +39,7 @@ class BaseAttention(nn.Module, ABC):
     bottom right (see `causal_mask`) and composes with any mask.
     `attnlib.testing.check_attention` tests whether a class keeps the whole contract.
 
-    Source: the contract of chapter 1; document 003.
+    Source: the contract of chapter 1.
     """
 
     causal: bool = False
@@ -61,12 +62,15 @@ class BaseAttention(nn.Module, ABC):
     ]:
         """Attends from N queries to M keys and mixes their values.
 
+        Query, key and value are finite, where a mask forbids them too: a forbidden value
+        is multiplied by the weight 0, and a NaN or ∞ there may make the output NaN.
+
         Args:
             query: shape (..., N, d_k), usually (batch, heads, N, d_k).
             key: shape (..., M, d_k), leading dimensions as in query.
             value: shape (..., M, d_v), leading dimensions as in query.
             mask: broadcasts to (..., N, M); boolean, True = may attend, or floating,
-                added to the scores. `None` allows every pair.
+                finite or -∞, added to the scores. `None` allows every pair.
 
         Returns:
             Output (..., N, d_v) and weights (..., N, M), or `None` for the weights
@@ -74,9 +78,50 @@ class BaseAttention(nn.Module, ABC):
             gets output, weights and gradients 0.
 
         Raises:
-            TypeError: a tensor of the wrong or a mixed dtype.
+            TypeError: a tensor of the wrong or a mixed dtype; see `as_autocast`.
             ValueError: a wrong rank, mismatched shapes or mixed devices.
         """
+
+
+def check_mask(mask: Tensor, query: Tensor, keys: int) -> None:
+    """Refuses a mask of a wrong dtype, device or shape, before any arithmetic.
+
+    Args:
+        mask: expected to broadcast to the scores' shape (..., N, M).
+        query: shape (..., N, d_k).
+        keys: number of keys M.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is neither boolean nor that of query.
+        ValueError: a shape that does not broadcast to the scores', or another device.
+
+    Source: the contract of chapter 1.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, query.dtype):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(
+            "mask: expected a boolean tensor (True = may attend) or a "
+            f"{query.dtype} tensor that is added to the scores, got {got}"
+        )
+    if mask.device != query.device:
+        raise ValueError(
+            f"mask: expected device {query.device} as query, got {mask.device}"
+        )
+    scores_shape = (*query.shape[:-1], keys)
+    if not broadcasts(mask.shape, scores_shape):
+        raise ValueError(
+            "mask: expected a shape that broadcasts to that of the scores, "
+            f"{scores_shape}, got {tuple(mask.shape)}"
+        )
+
+
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a tensor of one shape can be repeated to fill the other.
+
+    Source: the contract of chapter 1.
+    """
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, full) for size, full in sizes)
 
 
 def check_inputs(
@@ -128,47 +173,6 @@ def check_inputs(
         check_mask(mask, query, keys=key.shape[-2])
 
 
-def check_mask(mask: Tensor, query: Tensor, keys: int) -> None:
-    """Refuses a mask of a wrong dtype, device or shape, before any arithmetic.
-
-    Args:
-        mask: expected to broadcast to the scores' shape (..., N, M).
-        query: shape (..., N, d_k).
-        keys: number of keys M.
-
-    Raises:
-        TypeError: not a tensor, or a dtype that is neither boolean nor that of query.
-        ValueError: a shape that does not broadcast to the scores', or another device.
-
-    Source: the contract of chapter 1.
-    """
-    if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, query.dtype):
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(
-            "mask: expected a boolean tensor (True = may attend) or a "
-            f"{query.dtype} tensor that is added to the scores, got {got}"
-        )
-    if mask.device != query.device:
-        raise ValueError(
-            f"mask: expected device {query.device} as query, got {mask.device}"
-        )
-    scores_shape = (*query.shape[:-1], keys)
-    if not broadcasts(mask.shape, scores_shape):
-        raise ValueError(
-            "mask: expected a shape that broadcasts to that of the scores, "
-            f"{scores_shape}, got {tuple(mask.shape)}"
-        )
-
-
-def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether a tensor of one shape can be repeated to fill the other.
-
-    Source: the contract of chapter 1.
-    """
-    sizes = zip(reversed(shape), reversed(target), strict=False)
-    return len(shape) <= len(target) and all(size in (1, full) for size, full in sizes)
-
-
 def check_probability(name: str, value: float) -> float:
     """Returns `value` if it is a probability.
 
@@ -177,15 +181,16 @@ def check_probability(name: str, value: float) -> float:
         value: expected in [0, 1].
 
     Raises:
-        TypeError: `value` is a truth value, which Python would take for 0 or 1.
+        TypeError: `value` is no number, or a truth value, which Python takes for 0 or 1.
         ValueError: `value` lies outside [0, 1] or is NaN.
 
     Source: the contract of chapter 1.
     """
-    if isinstance(value, bool):
-        raise TypeError(f"{name}: expected a probability between 0 and 1, got {value}")
+    expected = f"{name}: expected a probability between 0 and 1, got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(expected)
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name}: expected a probability between 0 and 1, got {value}")
+        raise ValueError(expected)
     return value
 
 
@@ -218,10 +223,12 @@ def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
     Source: the contract of chapter 1.
     """
-    first = tensors[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+    if not isinstance(tensors[0], Tensor):
         return tensors
-    dtype = torch.get_autocast_dtype(first.device.type)
+    kind = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
     cast = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(
         x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors

@@ -70,11 +70,10 @@ class ScaledDotProductAttention(BaseAttention):
         scale: factor on the scores; `None` means 1/√d_k.
 
     Raises:
-        TypeError: `dropout` is a truth value, or `causal` is none.
+        TypeError: `dropout` is no number, or `causal` no truth value.
         ValueError: `dropout` lies outside [0, 1].
 
-    Source: chapter 1, eq-attention; Vaswani et al. (2017), eq. 1; documents 000, 001,
-    003 and 004.
+    Source: chapter 1, eq-attention; Vaswani et al. (2017), eq. 1.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -159,7 +160,7 @@ def check_causal(attention: BaseAttention, leading: tuple[int, ...]) -> None:
 
 
 def check_numbers(attention: BaseAttention, leading: tuple[int, ...]) -> None:
-    """Finite for large scores and in low precision; gradients as they should be."""
+    """Finite for large scores; gradients equal to finite differences."""
     query, key, value = random_inputs(leading)
     output, _ = attention(1e3 * query, 10 * key, value)
     assert output.isfinite().all(), "large scores overflow"
@@ -172,12 +173,15 @@ def check_numbers(attention: BaseAttention, leading: tuple[int, ...]) -> None:
             fast_mode=True,  # in one random direction: a tenth of the time
         )
         assert right, f"the gradient differs from finite differences{where}"
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        low = [x.to(dtype) for x in (query, key, value)]
-        output, _ = attention.to(dtype)(*low)
-        assert output.dtype == dtype, f"{dtype} in, {output.dtype} out"
-        assert output.isfinite().all(), f"not finite in {dtype}"
-    attention.double()
+
+
+def check_dtype(
+    attention: BaseAttention, leading: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Input of a dtype makes a finite output of that dtype."""
+    output, _ = attention.to(dtype)(*(x.to(dtype) for x in random_inputs(leading)))
+    assert output.dtype == dtype, f"{dtype} in, {output.dtype} out"
+    assert output.isfinite().all(), f"not finite in {dtype}"
 
 
 def check_refusals(attention: BaseAttention, leading: tuple[int, ...]) -> None:
@@ -212,6 +216,7 @@ def check_refusals(attention: BaseAttention, leading: tuple[int, ...]) -> None:
 def check_attention(
     factory: Callable[[], BaseAttention],
     leading: Iterable[tuple[int, ...]] = ((), (3,), (2, 2)),
+    dtypes: Iterable[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16),
 ) -> None:
     """Puts an attention through the whole contract of `BaseAttention`.
 
@@ -220,6 +225,7 @@ def check_attention(
             `lambda: MyAttention(...)`.
         leading: the leading dimensions to try; an attention made for 4 heads, say, is
             tested with `leading=[(2, 4)]`.
+        dtypes: what to try besides float64, in which all else is tested.
 
     Raises:
         AssertionError: names the clause that is broken.
@@ -234,6 +240,7 @@ def check_attention(
         check_empty_rows,
         check_causal,
         check_numbers,
+        *(partial(check_dtype, dtype=dtype) for dtype in dtypes),
         check_refusals,
     )
     attention = factory()

@@ -20,6 +20,7 @@ from attnlib import (
     check_inputs,
     masked_softmax,
 )
+from attnlib.base import as_autocast
 from attnlib.testing import check_attention, random_inputs
 
 
@@ -291,9 +292,64 @@ def test_conformance_catches(message, mistake, as_shipped):
     assert str(caught.value) == message
 
 
+def test_conformance_tries_the_dtypes_it_is_given(as_shipped):
+    """An operation that lacks float16 is no mistake, if one says so."""
+
+    class Distances(Stepwise):
+        def scores(self, query, key):
+            return -0.5 * torch.cdist(query, key).square()
+
+    check_attention(Distances, dtypes=[torch.float32])
+    with pytest.raises(RuntimeError, match="Half"):
+        check_attention(Distances)
+    _, always_float64 = MISTAKES["always float64"]
+    wrong = type("Mistake", (Stepwise,), always_float64)
+    check_attention(wrong, dtypes=())
+    with pytest.raises(AssertionError, match=r"torch\.bfloat16 in, torch\.float64 out"):
+        check_attention(wrong, dtypes=iter([torch.bfloat16]))
+
+
 def test_conformance_wants_a_base_attention():
     with pytest.raises(AssertionError, match="does not make a BaseAttention"):
         check_attention(nn.Identity)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(3, None), (2, 5), (5, 2), (0, 3), (3, 0)])
+@pytest.mark.parametrize("device", [None, "cpu", "meta", torch.device("meta")])
+def test_causal_mask(queries, keys, device):
+    mask = causal_mask(queries, keys, device)
+    assert mask.shape == (queries, queries if keys is None else keys)
+    assert mask.dtype == torch.bool and mask.device.type == str(device or "cpu")
+    if mask.device.type == "cpu":  # the last query sees all, each one before it one less
+        seen = [max(0, mask.shape[1] - i) for i in reversed(range(queries))]
+        assert mask.sum(dim=-1).tolist() == seen
+        assert torch.equal(mask.sort(dim=-1, descending=True).values, mask)
+
+
+def test_tensors_without_numbers(as_shipped):
+    """On the device "meta", which has no autocast, shapes go through as on any other."""
+    query, key, value = (x.to("meta") for x in random_inputs((2,)))
+    for attention in (ScaledDotProductAttention(causal=True), Stepwise()):
+        output, weights = attention(query, key, value)
+        assert output.shape == (2, 4, 5) and weights.shape == (2, 4, 6)
+        assert output.device.type == "meta"
+
+
+def test_as_autocast(as_shipped):
+    wide, mask, half = torch.ones(2).double(), torch.ones(2) > 0, torch.ones(2).half()
+    given = (torch.ones(2), wide, mask, None, half, [1.0])
+
+    def unchanged(got):
+        return all(x is y for x, y in zip(got, given, strict=True))
+
+    assert unchanged(as_autocast(*given))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = as_autocast(*given)
+        assert as_autocast([1.0], half)[1] is half  # refused by what comes next
+        with torch.autocast("cpu", enabled=False):
+            assert unchanged(as_autocast(*given))
+    assert unchanged((given[0], *got[1:4], half, got[5]))
+    assert got[0].dtype == got[4].dtype == torch.bfloat16
 
 
 def test_base_attention_is_abstract():

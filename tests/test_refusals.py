@@ -1,5 +1,6 @@
 """Bad input is refused: each message names argument, what was expected, what came."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,9 +175,19 @@ def test_dropout_must_be_a_probability(make, dropout):
     assert str(caught.value) == expected
 
 
+@pytest.mark.parametrize("dropout", ["0.1", None, [0.1], 1j, torch.tensor(0.1)])
+@pytest.mark.parametrize("make", WITH_DROPOUT)
+def test_what_is_no_number_is_no_probability(make, dropout):
+    with pytest.raises(TypeError) as caught:
+        make(dropout)
+    expected = f"dropout: expected a probability between 0 and 1, got {dropout!r}"
+    assert str(caught.value) == expected
+
+
 @pytest.mark.parametrize("make", WITH_DROPOUT)
 def test_certainty_and_impossibility_are_probabilities(make):
-    assert {make(dropout).training for dropout in (0, 0.0, 1, 1.0)} == {True}
+    numbers = (0, 0.0, 1, 1.0, np.float32(0.5), np.float64(0.5))
+    assert {make(dropout).training for dropout in numbers} == {True}
 
 
 FLAGS = {
