@@ -211,6 +211,15 @@ def check_flag(name: str, value: bool) -> bool:
     return value
 
 
+def under_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a device; for some, such as "meta", there is none.
+
+    Source: the contract of chapter 1.
+    """
+    known = torch.amp.is_autocast_available(device.type)
+    return known and torch.is_autocast_enabled(device.type)
+
+
 def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """The tensors as autocast gives them to `F.scaled_dot_product_attention`.
 
@@ -223,12 +232,9 @@ def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
     Source: the contract of chapter 1.
     """
-    if not isinstance(tensors[0], Tensor):
+    if not isinstance(tensors[0], Tensor) or not under_autocast(tensors[0].device):
         return tensors
-    kind = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     cast = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(
         x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors

@@ -3,11 +3,10 @@
 Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 """
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention, check_flag
+from attnlib.base import BaseAttention, check_flag, under_autocast
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -40,7 +39,7 @@ def check_layer_input(
         )
     if x.device != weight.device:
         raise ValueError(f"{name}: expected device {weight.device}, got {x.device}")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and not under_autocast(x.device):
         raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
 
 

@@ -224,6 +224,16 @@ def test_what_differs_between_the_two_layers_is_named():
         SelfAttention(5, 4)(torch.randn(3, 5), True)  # once the place of return_weights
 
 
+def test_shapes_are_refused_on_a_device_without_autocast_too():
+    layer = SelfAttention(5, 3).to("meta")
+    with pytest.raises(TypeError) as caught:
+        layer(torch.randn(7, 5, device="meta").double())
+    assert (
+        str(caught.value) == "x: expected torch.float32 as the weights, got torch.float64"
+    )
+    assert layer(torch.randn(7, 5, device="meta")).shape == (7, 3)
+
+
 def test_autocast_may_mix_dtypes():
     layer, x = SelfAttention(5, 3), torch.randn(7, 5)
     with torch.autocast("cpu", torch.bfloat16):

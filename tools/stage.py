@@ -58,14 +58,14 @@ class Stage:
         """
         sources = {**dict(enumerate(self.sources)), **changes}
         modules = {n for n, x in vars(self.module).items() if isinstance(x, ModuleType)}
-        cells, names = [target], used(sources[target])
-        for index in range(target - 1, first - 1, -1):
-            if index in force or names & touched(sources[index]) - modules:
-                cells.insert(0, index)
-                names |= used(sources[index])
+        cells, before = {target, *(i for i in force if i < target)}, set()
+        while cells != before:
+            before = set(cells)
+            names = set().union(*(used(sources[i]) for i in cells)) - modules
+            cells |= {i for i in range(first, target) if names & touched(sources[i])}
 
         def work() -> str:
-            return [self.outcome(self.cells[i].id, sources[i]) for i in cells][-1]
+            return [self.outcome(self.cells[i].id, sources[i]) for i in sorted(cells)][-1]
 
         return in_a_fork(work)
 
