@@ -21,7 +21,7 @@ def split_heads(
 ) -> Float[Tensor, "*batch heads tokens d_k"]:
     """Tokens (..., n, embed_dim) as heads (..., num_heads, n, embed_dim / num_heads).
 
-    Source: chapter 5, eq-head-blocks; document 003.
+    Source: chapter 5, eq-head-blocks.
     """
     return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
 
@@ -92,7 +92,7 @@ def make_heads(
         TypeError: something else, or a subclass that needs arguments.
         ValueError: a list of another length.
 
-    Source: chapter 5; document 003 (any `BaseAttention` subclass plugs in).
+    Source: chapter 5.
     """
     wanted = "attention: expected a BaseAttention subclass, an instance, or a list of them"
     if attention is None:
@@ -145,7 +145,7 @@ def check_dimensions(mask: Tensor | None, query: Tensor) -> None:
 
 
 class MultiHeadAttention(nn.Module):
-    """Concat(head_1, …, head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+    """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
     Args:
         embed_dim: features of a token, d_model; divisible by num_heads.
@@ -161,8 +161,7 @@ class MultiHeadAttention(nn.Module):
         TypeError: attention is not what `make_heads` takes.
         ValueError: embed_dim is not divisible by num_heads, or a wrong number of heads.
 
-    Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2;
-    documents 000, 001, 003 and 004.
+    Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2.
     """
 
     def __init__(
@@ -273,7 +272,7 @@ def attend_each(
 ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
     """One attention for each head; the outputs in one tensor, the weights in a list.
 
-    Source: chapter 5; document 003.
+    Source: chapter 5.
     """
     outputs, per_head = [], []
     for h, attention in enumerate(attentions):

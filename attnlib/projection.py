@@ -29,7 +29,7 @@ class Projection(nn.Module):
     Raises:
         ValueError: a number of features below 1.
 
-    Source: chapter 4, eq-projection, eq-uniform-variance; documents 000, 001 and 004.
+    Source: chapter 4, eq-projection, eq-uniform-variance.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
