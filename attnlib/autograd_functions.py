@@ -64,7 +64,8 @@ class AttentionFunction(Function):
         d_weights = d_output @ value.transpose(-2, -1) + d_returned
         mean = (d_weights * weights).sum(dim=-1, keepdim=True)
         d_scaled = weights * (d_weights - mean)
-        d_mask = d_scaled.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[3] else None
+        asked = any(ctx.needs_input_grad[3:])  # which is shorter where no mask was given
+        d_mask = d_scaled.sum_to_size(ctx.mask_shape) if asked else None
         d_scores = d_scaled / math.sqrt(query.shape[-1])
         return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value, d_mask
 
