@@ -21,7 +21,7 @@ class SoftmaxState(NamedTuple):
 
     Args:
         maximum: m, shape (..., N), the largest score.
-        total: total, shape (..., N), the sum of exp(score - m).
+        total: l, shape (..., N), the sum of exp(score - m).
         output: O, shape (..., N, d_v), the attention output; 0 where no key is allowed.
 
     Source: chapter 13, eq-block-max, eq-block-sum, eq-block-output, eq-lse.
