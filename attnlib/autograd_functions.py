@@ -19,7 +19,7 @@ from attnlib.scaled_dot_product import apply_mask, masked_softmax
 
 
 class AttentionFunction(Function):
-    """softmax(QKᵀ/√d_k) V with the six steps of document 004 as its backward.
+    """softmax(QKᵀ/√d_k + mask) V with the six steps of chapter 10 as its backward.
 
     Source: chapter 12; chapter 10, eq-value-backward, eq-weights-backward,
     eq-softmax-backward, eq-scaling-backward, eq-query-backward, eq-key-backward.
@@ -40,7 +40,7 @@ class AttentionFunction(Function):
             query: shape (..., N, d_k).
             key: shape (..., M, d_k).
             value: shape (..., M, d_v).
-            mask: as for `BaseAttention`; it gets no gradient.
+            mask: as for `BaseAttention`; one that is added may be learned.
 
         Raises:
             TypeError, ValueError: see `check_inputs`.
@@ -49,21 +49,29 @@ class AttentionFunction(Function):
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         weights = masked_softmax(scores if mask is None else apply_mask(scores, mask))
         ctx.save_for_backward(query, key, value, weights)
+        ctx.mask_shape = None if mask is None else mask.shape
         return weights @ value, weights
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor, d_returned: Tensor) -> tuple:
-        """The gradients of query, key and value, and none of the mask."""
+        """The gradients of query, key and value, and of a mask that asks for one.
+
+        The mask is added after the scale, so it gets the gradient of the scaled scores,
+        summed over the dimensions along which it was broadcast.
+        """
         query, key, value, weights = ctx.saved_tensors
         d_value = weights.transpose(-2, -1) @ d_output
         d_weights = d_output @ value.transpose(-2, -1) + d_returned
         mean = (d_weights * weights).sum(dim=-1, keepdim=True)
-        d_scores = weights * (d_weights - mean) / math.sqrt(query.shape[-1])
-        return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value, None
+        d_scaled = weights * (d_weights - mean)
+        asked = any(ctx.needs_input_grad[3:])  # which is shorter where no mask was given
+        d_mask = d_scaled.sum_to_size(ctx.mask_shape) if asked else None
+        d_scores = d_scaled / math.sqrt(query.shape[-1])
+        return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value, d_mask
 
 
 class ProjectionFunction(Function):
-    """input · W + b with the three products of document 004 as its backward.
+    """input · W + b with the three gradients of chapter 11 as its backward.
 
     Source: chapter 12; chapter 11, eq-projection-backward-weight,
     eq-projection-backward-bias, eq-projection-backward-input.
@@ -73,20 +81,19 @@ class ProjectionFunction(Function):
     def forward(
         ctx: Any,
         input: Float[Tensor, "*batch in_features"],
-        weight: Float[Tensor, "in_features out_features"],
-        bias: Float[Tensor, " out_features"],
+        W: Float[Tensor, "in_features out_features"],
+        b: Float[Tensor, " out_features"],
     ) -> Float[Tensor, "*batch out_features"]:
         """Output (..., out_features) of input (..., in_features)."""
-        ctx.save_for_backward(input, weight)
-        return input @ weight + bias
+        ctx.save_for_backward(input, W)
+        return input @ W + b
 
     @staticmethod
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of input, weight and bias."""
-        input, weight = ctx.saved_tensors
-        tall = input.reshape(-1, weight.shape[0])
-        d_tall = d_output.reshape(-1, weight.shape[1])
-        return d_output @ weight.T, tall.T @ d_tall, d_tall.sum(dim=0)
+        """The gradients of input, W and b."""
+        input, W = ctx.saved_tensors
+        tall, d_tall = input.reshape(-1, W.shape[0]), d_output.reshape(-1, W.shape[1])
+        return d_output @ W.T, tall.T @ d_tall, d_tall.sum(dim=0)
 
 
 class LayerNormFunction(Function):

@@ -21,10 +21,10 @@ class SoftmaxState(NamedTuple):
 
     Args:
         maximum: m, shape (..., N), the largest score.
-        total: total, shape (..., N), the sum of exp(score - m).
+        total: l, shape (..., N), the sum of exp(score - m).
         output: O, shape (..., N, d_v), the attention output; 0 where no key is allowed.
 
-    Source: chapter 13, eq-block-max, eq-block-sum, eq-block-output, eq-lse; document 001.
+    Source: chapter 13, eq-block-max, eq-block-sum, eq-block-output, eq-lse.
     """
 
     maximum: Float[Tensor, "*batch queries"]
@@ -115,7 +115,7 @@ def block_state(
         TypeError: not floating point.
         ValueError: wrong rank or mismatched shapes.
 
-    Source: chapter 13, eq-block-max, eq-block-sum, eq-block-output; document 001.
+    Source: chapter 13, eq-block-max, eq-block-sum, eq-block-output.
     """
     scores, value = prepare_block(scores, value)
     maximum = row_maximum(scores)
@@ -139,7 +139,7 @@ def merge_states(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     Raises:
         ValueError: the shapes of the two states do not fit.
 
-    Source: chapter 13, eq-online-max, eq-online-sum, eq-online-output; document 001.
+    Source: chapter 13, eq-online-max, eq-online-sum, eq-online-output; Dao et al. (2022).
     """
     for name, state in (("a", a), ("b", b)):
         rows = a.output.shape[:-1]
@@ -153,8 +153,10 @@ def merge_states(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     total_a = a.total * torch.exp(a.maximum - shift)
     total_b = b.total * torch.exp(b.maximum - shift)
     total = total_a + total_b
-    output = total_a[..., None] * a.output + total_b[..., None] * b.output
-    return SoftmaxState(maximum, total, output / nonzero(total)[..., None])
+    # Divided first, the two factors are shares: no product exceeds the outputs.
+    share_a, share_b = total_a / nonzero(total), total_b / nonzero(total)
+    output = share_a[..., None] * a.output + share_b[..., None] * b.output
+    return SoftmaxState(maximum, total, output)
 
 
 def online_attention(blocks: Iterable[tuple[Tensor, Tensor]]) -> SoftmaxState:
@@ -172,7 +174,7 @@ def online_attention(blocks: Iterable[tuple[Tensor, Tensor]]) -> SoftmaxState:
         TypeError: not floating point.
         ValueError: no block, wrong rank or mismatched shapes.
 
-    Source: chapter 13, eq-online-max, eq-online-step, eq-running-output; document 001.
+    Source: chapter 13, eq-online-max, eq-online-step, eq-running-output.
     """
     maximum, total, output = torch.tensor(-torch.inf), 0.0, 0.0
     for scores, value in blocks:

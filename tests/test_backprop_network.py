@@ -1,6 +1,7 @@
 """A network without autograd: several heads, optimizers, a language model, functions."""
 
 import copy
+import inspect
 import pickle
 
 import numpy as np
@@ -595,6 +596,13 @@ FUNCTIONS = {
     "attention, no batch": (attend(), leaf(1, 4), leaf(2, 4), leaf(2, 3)),
     "boolean": (attend(EMPTY_ROW), leaf(2, 3, 4), leaf(2, 3, 4), leaf(2, 3, 4)),
     "added": (attend(ADDED[:, 0]), leaf(2, 3, 4), leaf(2, 3, 4), leaf(2, 3, 4)),
+    **{
+        f"a learned mask {shape}": (
+            functions.AttentionFunction.apply,
+            *(leaf(2, 3, 4), leaf(2, 5, 4), leaf(2, 5, 2), leaf(*shape)),
+        )
+        for shape in ((2, 3, 5), (3, 5), (2, 1, 5), (3, 1), (5,), ())
+    },
     "projection": (functions.ProjectionFunction.apply, leaf(2, 3, 4), leaf(4, 5), leaf(5)),
     "one token": (functions.ProjectionFunction.apply, leaf(4), leaf(4, 5), leaf(5)),
     "layer norm": (functions.LayerNormFunction.apply, leaf(2, 3, 4), leaf(4), leaf(4)),
@@ -650,6 +658,36 @@ def test_functions_are_equal_to_the_modules():
             assert (a is None) == (b_ is None)
             if a is not None:
                 torch.testing.assert_close(a, b_, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (3, 3), (2, 1, 3), (1, 3)])
+def test_a_learned_mask_gets_the_gradient_of_the_scaled_scores(shape):
+    """That of autograd, also where a pair is forbidden and where a row is empty."""
+    x, mask = leaf(2, 3, 4), leaf(*shape)
+    with torch.no_grad():
+        mask[..., -1, 0] = -torch.inf
+        if len(shape) == 3:
+            mask[0] = -torch.inf
+    weights = torch.tensor(draw(2, 3, 4))
+    ours, _ = functions.AttentionFunction.apply(x, x, x, mask)
+    theirs, _ = attnlib.ScaledDotProductAttention()(x, x, x, mask)
+    found = torch.autograd.grad(ours, [x, mask], weights)
+    for a, b in zip(found, torch.autograd.grad(theirs, [x, mask], weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert found[1].shape == shape and (found[1][mask == -torch.inf] == 0).all()
+
+
+def test_a_mask_that_asks_for_no_gradient_gets_none():
+    x = leaf(2, 3, 4)
+    for mask in (torch.tensor(EMPTY_ROW), torch.tensor(ADDED[:, 0]), None):
+        output, _ = functions.AttentionFunction.apply(x, x, x, mask)
+        d_mask = output.grad_fn.apply(torch.ones_like(output), torch.zeros(2, 3, 3))[3]
+        assert d_mask is None
+
+
+def test_the_parameters_of_a_projection_are_named_as_in_the_layer():
+    names = list(inspect.signature(functions.ProjectionFunction.forward).parameters)
+    assert names == ["ctx", "input", *Projection(2, 2).parameters()]
 
 
 def test_relu_function_at_the_kink():

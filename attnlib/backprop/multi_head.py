@@ -18,7 +18,7 @@ def split_heads(
 ) -> Float[np.ndarray, "*batch heads tokens d_k"]:
     """Tokens (..., n, embed_dim) as heads (..., num_heads, n, embed_dim / num_heads).
 
-    Source: chapter 12, eq-split-backward; chapter 5, eq-head-blocks; document 004.
+    Source: chapter 12, eq-split-backward; chapter 5, eq-head-blocks.
     """
     d_k = x.shape[-1] // num_heads
     return x.reshape(*x.shape[:-1], num_heads, d_k).swapaxes(-3, -2)
@@ -29,7 +29,7 @@ def merge_heads(
 ) -> Float[np.ndarray, "*batch tokens embed_dim"]:
     """The inverse of `split_heads`: the heads side by side, which is Concat.
 
-    Source: chapter 12, eq-concat-backward; chapter 5, eq-multi-head; document 004.
+    Source: chapter 12, eq-concat-backward; chapter 5, eq-multi-head.
     """
     side_by_side = x.swapaxes(-3, -2)
     *leading, heads, d_k = side_by_side.shape
@@ -43,7 +43,7 @@ class EachHead(Layer):
         heads: the attentions, each a `Layer` with the forward and backward of
             `ScaledDotProductAttention`.
 
-    Source: chapter 12, eq-split-backward; documents 003 and 004.
+    Source: chapter 12, eq-split-backward.
     """
 
     def __init__(self, heads: Sequence[Layer]) -> None:
@@ -125,7 +125,7 @@ def make_heads(
         TypeError: something else.
         ValueError: a list of another length.
 
-    Source: chapter 12; chapter 5 for the words; document 003.
+    Source: chapter 12; chapter 5 for the words.
     """
     if attention is None:
         return ScaledDotProductAttention()
@@ -165,7 +165,7 @@ class MultiHeadAttention(Layer):
         ValueError: embed_dim is not divisible by num_heads, or a wrong number of heads.
 
     Source: chapter 12, eq-output-projection-backward, eq-split-backward,
-    eq-concat-backward, eq-self-attention-backward; document 004.
+    eq-concat-backward, eq-self-attention-backward.
     """
 
     def __init__(

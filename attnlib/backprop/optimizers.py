@@ -42,7 +42,7 @@ class SGD:
     Raises:
         ValueError: lr or momentum outside its range.
 
-    Source: chapter 12, eq-momentum; document 004; Polyak (1964).
+    Source: chapter 12, eq-gradient-descent, eq-momentum; Polyak (1964).
     """
 
     def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
@@ -70,7 +70,7 @@ class Adam:
 
     Args:
         layer: whose parameters are changed, in place, after each of its backwards.
-        lr: the learning rate η, about the most that a number moves in one step.
+        lr: the learning rate η, the length of a step while a gradient stays the same.
         betas: β₁ and β₂ in [0, 1), the memories of the two means.
         eps: ε, which keeps the quotient finite.
 
@@ -81,8 +81,8 @@ class Adam:
     Raises:
         ValueError: lr, a beta or eps outside its range.
 
-    Source: chapter 12, eq-adam-moments, eq-adam-bias, eq-adam-step; document 004; Kingma
-    and Ba (2015), algorithm 1.
+    Source: chapter 12, eq-adam-moments, eq-adam-bias, eq-adam-step; Kingma and Ba
+    (2015), algorithm 1.
     """
 
     def __init__(
