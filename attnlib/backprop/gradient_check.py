@@ -77,15 +77,29 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max(initial=0.0) / size)
 
 
-def furthest(found: np.ndarray, expected: np.ndarray) -> str:
-    """Where two arrays of one shape differ most, in words: `at (0, 2) it is 3, expected 4`.
+def what_differs(found: np.ndarray, expected: np.ndarray) -> str:
+    """How an array of the expected shape differs from what is expected, in words.
+
+    A transposed matrix and a constant factor are recognized; of anything else it says where
+    the difference is largest: `at (0, 2) it is 3, expected 4`.
 
     Source: chapter 10, eq-relative-error.
     """
     found, expected = np.asarray(found), np.asarray(expected)
+    square = found.ndim == 2 and found.T.shape == expected.shape
+    if square and relative_error(found.T, expected) < 1e-6:
+        return "it is the transpose of what is expected"
+    if found.size > 1 and expected.any():
+        factor = np.vdot(expected, found) / np.vdot(expected, expected)
+        if abs(factor - 1) > 1e-3 and relative_error(found, factor * expected) < 1e-6:
+            return f"it is {factor:.4g} times what is expected"
     index = np.unravel_index(np.abs(found - expected).argmax(), found.shape)
     place = f"at {tuple(map(int, index))} " if index else ""
-    return f"{place}it is {found[index]:.3g}, expected {expected[index]:.3g}"
+    for digits in range(3, 18):  # as many as it takes to tell the two apart
+        seen, wanted = (f"{x[index]:.{digits}g}" for x in (found, expected))
+        if seen != wanted:
+            break
+    return f"{place}it is {seen}, expected {wanted}"
 
 
 def differentiable(layer: Layer, inputs: tuple[Any, ...]) -> dict[str, np.ndarray]:
@@ -149,7 +163,7 @@ def gradient_check(
         The relative error of each input, by its name in forward, and of each parameter.
 
     Raises:
-        AssertionError: a gradient is wrong; says which, by how much, and where most.
+        AssertionError: a gradient is wrong; says which, by how much, and what differs.
         TypeError: an input or a parameter is floating point, but not float64.
 
     Source: chapter 10, eq-five-point, eq-relative-error.
@@ -185,5 +199,5 @@ def gradient_check(
         errors[name] = relative_error(gradient, expected)
         if not errors[name] <= tolerance:  # so that NaN fails too
             wrong = f"{name}: the gradient is wrong, by {errors[name]:.1e}"
-            raise AssertionError(f"{wrong}: {furthest(gradient, expected)}")
+            raise AssertionError(f"{wrong}: {what_differs(gradient, expected)}")
     return errors
