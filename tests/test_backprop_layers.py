@@ -121,7 +121,7 @@ def test_equal_to_autograd(layer, inputs, theirs):
     loss = (expected * torch.tensor(weights)).sum()
     for a, b in zip(found, torch.autograd.grad(loss, tensors), strict=True):
         assert a.shape == tuple(b.shape) and a.dtype == np.float64
-        assert relative_error(a, b.numpy()) < 1e-11  # the issue asks for 1e-8
+        assert relative_error(a, b.numpy()) < 1e-11
 
 
 @each_case

@@ -21,7 +21,7 @@ def softmax(scores: Float[np.ndarray, "*batch keys"]) -> Float[np.ndarray, "*bat
         Weights of the same shape and dtype: each row sums to 1, or is 0 where nothing is
         allowed.
 
-    Source: chapter 10, the softmax of chapter 1, eq-softmax-shift; document 004.
+    Source: chapter 10, the softmax of chapter 1, eq-softmax-shift.
     """
     top = scores.real.max(axis=-1, keepdims=True, initial=-np.inf)
     top[top == -np.inf] = 0.0  # an empty row: e^(-inf - 0) = 0 everywhere
@@ -46,7 +46,7 @@ def softmax_backward(
         dS = P ⊙ (dP - rowsum(dP ⊙ P)), of the same shape. Each row sums to 0; where a
         weight is 0, and so in an empty row, the gradient is 0.
 
-    Source: chapter 10, eq-softmax-backward; document 004, step 3.
+    Source: chapter 10, eq-softmax-backward.
     """
     mean = np.einsum("...j,...j->...", d_weights, weights)
     d_scores = d_weights - mean[..., None]
@@ -70,6 +70,34 @@ def apply_mask(
         np.copyto(scores, -np.inf, where=~mask)
     else:
         scores += mask
+
+
+def check_attention_mask(mask: np.ndarray, query: np.ndarray, keys: int) -> None:
+    """Refuses a mask of a wrong dtype or shape.
+
+    Args:
+        mask: expected to broadcast to the scores' shape (..., N, M).
+        query: shape (..., N, d_k).
+        keys: number of keys M.
+
+    Raises:
+        TypeError: not an array, or neither boolean nor of the dtype of query.
+        ValueError: a shape that does not broadcast to the scores'.
+
+    Source: chapter 10, the contract of chapter 1.
+    """
+    dtype = query.real.dtype
+    if not isinstance(mask, np.ndarray) or mask.dtype not in (np.bool_, dtype):
+        got = mask.dtype if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise TypeError(
+            "mask: expected a boolean array (True = may attend) or a "
+            f"{dtype} array that is added to the scores, got {got}"
+        )
+    shape = (*query.shape[:-1], keys)
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.ndim > len(shape) or any(size not in (1, full) for size, full in sizes):
+        expected = f"expected a shape that broadcasts to that of the scores, {shape}"
+        raise ValueError(f"mask: {expected}, got {mask.shape}")
 
 
 def check_attention_inputs(
@@ -114,34 +142,6 @@ def check_attention_inputs(
         check_attention_mask(mask, query, keys=key.shape[-2])
 
 
-def check_attention_mask(mask: np.ndarray, query: np.ndarray, keys: int) -> None:
-    """Refuses a mask of a wrong dtype or shape.
-
-    Args:
-        mask: expected to broadcast to the scores' shape (..., N, M).
-        query: shape (..., N, d_k).
-        keys: number of keys M.
-
-    Raises:
-        TypeError: not an array, or neither boolean nor of the dtype of query.
-        ValueError: a shape that does not broadcast to the scores'.
-
-    Source: chapter 10, the contract of chapter 1.
-    """
-    dtype = query.real.dtype
-    if not isinstance(mask, np.ndarray) or mask.dtype not in (np.bool_, dtype):
-        got = mask.dtype if isinstance(mask, np.ndarray) else type(mask).__name__
-        raise TypeError(
-            "mask: expected a boolean array (True = may attend) or a "
-            f"{dtype} array that is added to the scores, got {got}"
-        )
-    shape = (*query.shape[:-1], keys)
-    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > len(shape) or any(size not in (1, full) for size, full in sizes):
-        expected = f"expected a shape that broadcasts to that of the scores, {shape}"
-        raise ValueError(f"mask: {expected}, got {mask.shape}")
-
-
 class ScaledDotProductAttention(Layer):
     """Attention(Q, K, V) = softmax(QKᵀ/√d_k) V, and its backward.
 
@@ -160,7 +160,8 @@ class ScaledDotProductAttention(Layer):
         ValueError: the probability lies outside [0, 1].
 
     Source: chapter 10, eq-value-backward, eq-weights-backward, eq-softmax-backward,
-    eq-scaling-backward, eq-query-backward, eq-key-backward; document 004.
+    eq-scaling-backward, eq-query-backward, eq-key-backward, eq-mask-backward,
+    eq-dropout-backward.
     """
 
     def __init__(
@@ -225,7 +226,10 @@ class ScaledDotProductAttention(Layer):
         Float[np.ndarray, "*batch keys d_k"],
         Float[np.ndarray, "*batch keys d_v"],
     ]:
-        """The gradients of query, key and value.
+        """The gradients of query, key and value; a mask gets none.
+
+        That of an added mask is `softmax_backward(d_output @ value.swapaxes(-2, -1),
+        weights)`, where nothing was dropped, summed over what the mask was repeated over.
 
         Args:
             d_output: the gradient of the output (..., N, d_v).

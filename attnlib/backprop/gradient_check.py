@@ -77,69 +77,29 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max(initial=0.0) / size)
 
 
-def gradient_check(
-    layer: Layer,
-    *inputs: Any,
-    step: float = 1e-3,
-    tolerance: float = 1e-8,
-    seed: int = 0,
-    **options: Any,
-) -> dict[str, float]:
-    """Compares every gradient that a layer computes with finite differences.
+def what_differs(found: np.ndarray, expected: np.ndarray) -> str:
+    """How an array of the expected shape differs from what is expected, in words.
 
-    The loss is a sum of the entries of the output with random weights. Where forward gives
-    a tuple, the output is its first entry; where it gives a single number, that is the
-    loss, and backward is called without arguments. Every forward runs in a fresh copy of
-    the layer, so that dropout drops the same entries each time and the layer stays as it
-    is.
+    A transposed matrix and a constant factor are recognized; of anything else it says where
+    the difference is largest: `at (0, 2) it is 3, expected 4`.
 
-    Args:
-        layer: its parameters in float64.
-        inputs: of forward; float64, or without a gradient: integers, booleans, `None`.
-        step: h of `finite_differences`.
-        tolerance: the largest relative error allowed.
-        seed: of the weights in the loss.
-        options: keyword arguments of forward, such as a mask.
-
-    Returns:
-        The relative error of each input, by its name in forward, and of each parameter.
-
-    Raises:
-        AssertionError: a gradient is wrong; says which, and by how much.
-        TypeError: an input or a parameter is floating point, but not float64.
-
-    Source: chapter 10, eq-five-point, eq-relative-error.
+    Source: chapter 10, eq-relative-error.
     """
-    layer, inputs = copy.deepcopy(layer), tuple(map(copy.deepcopy, inputs))
-    arrays = differentiable(layer, inputs)
-    ran, output = run_copy(layer, inputs, options)
-    if np.ndim(output) == 0:
-        weights, found = 1.0, ran.backward()
-    else:
-        weights = np.random.default_rng(seed).standard_normal(output.shape)
-        found = ran.backward(weights)
-    found = found if isinstance(found, tuple) else (found,)
-    found = [gradient for gradient in found if gradient is not None]
-    found += ran.gradients().values()
-    if len(found) != len(arrays):
-        raise AssertionError(f"{len(found)} gradients of {', '.join(arrays)}")
-
-    errors = {}
-    for (name, array), gradient in zip(arrays.items(), found, strict=True):
-        if np.shape(gradient) != array.shape:
-            shapes = f"shape {np.shape(gradient)}, the array has {array.shape}"
-            raise AssertionError(f"{name}: the gradient has {shapes}")
-
-        def loss(moved: np.ndarray, array: np.ndarray = array) -> Any:
-            array[...] = moved
-            return weights * run_copy(layer, inputs, options)[1]
-
-        start = array.copy()
-        errors[name] = relative_error(gradient, finite_differences(loss, start, step))
-        array[...] = start
-        if not errors[name] <= tolerance:  # so that NaN fails too
-            raise AssertionError(f"{name}: the gradient is wrong, by {errors[name]:.1e}")
-    return errors
+    found, expected = np.asarray(found), np.asarray(expected)
+    square = found.ndim == 2 and found.T.shape == expected.shape
+    if square and relative_error(found.T, expected) < 1e-6:
+        return "it is the transpose of what is expected"
+    if found.size > 1 and expected.any():
+        factor = np.vdot(expected, found) / np.vdot(expected, expected)
+        if abs(factor - 1) > 1e-3 and relative_error(found, factor * expected) < 1e-6:
+            return f"it is {factor:.4g} times what is expected"
+    index = np.unravel_index(np.abs(found - expected).argmax(), found.shape)
+    place = f"at {tuple(map(int, index))} " if index else ""
+    for digits in range(3, 18):  # as many as it takes to tell the two apart
+        seen, wanted = (f"{x[index]:.{digits}g}" for x in (found, expected))
+        if seen != wanted:
+            break
+    return f"{place}it is {seen}, expected {wanted}"
 
 
 def differentiable(layer: Layer, inputs: tuple[Any, ...]) -> dict[str, np.ndarray]:
@@ -173,3 +133,71 @@ def run_copy(
     layer = copy.deepcopy(layer)
     output = layer.forward(*inputs, **options)
     return layer, output[0] if isinstance(output, tuple) else output
+
+
+def gradient_check(
+    layer: Layer,
+    *inputs: Any,
+    step: float = 1e-3,
+    tolerance: float = 1e-8,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, float]:
+    """Compares every gradient that a layer computes with finite differences.
+
+    The loss is a sum of the entries of the output with random weights. Where forward gives
+    a tuple, the output is its first entry; where it gives a single number, that is the
+    loss, and backward is called without arguments. Every forward runs in a fresh copy of
+    the layer, so that dropout drops the same entries each time and the layer stays as it
+    is.
+
+    Args:
+        layer: its parameters in float64.
+        inputs: of forward; float64, or without a gradient: integers, booleans, `None`.
+        step: h of `finite_differences`.
+        tolerance: the largest relative error allowed.
+        seed: of the weights in the loss.
+        options: keyword arguments of forward, such as a mask.
+
+    Returns:
+        The relative error of each input, by its name in forward, and of each parameter.
+
+    Raises:
+        AssertionError: a gradient is wrong; says which, by how much, and what differs.
+        TypeError: an input or a parameter is floating point, but not float64.
+
+    Source: chapter 10, eq-five-point, eq-relative-error.
+    """
+    layer, inputs = copy.deepcopy(layer), tuple(map(copy.deepcopy, inputs))
+    arrays = differentiable(layer, inputs)
+    ran, output = run_copy(layer, inputs, options)
+    if np.ndim(output) == 0:
+        weights, found = 1.0, ran.backward()
+    else:
+        weights = np.random.default_rng(seed).standard_normal(output.shape)
+        found = ran.backward(weights)
+    found = found if isinstance(found, tuple) else (found,)
+    found = [gradient for gradient in found if gradient is not None]
+    found += ran.gradients().values()
+    if len(found) != len(arrays):
+        names = f"{len(arrays)}, those of {', '.join(arrays)}"
+        raise AssertionError(f"backward gives {len(found)} gradients, expected {names}")
+
+    errors = {}
+    for (name, array), gradient in zip(arrays.items(), found, strict=True):
+        if np.shape(gradient) != array.shape:
+            shapes = f"shape {np.shape(gradient)}, the array has {array.shape}"
+            raise AssertionError(f"{name}: the gradient has {shapes}")
+
+        def loss(moved: np.ndarray, array: np.ndarray = array) -> Any:
+            array[...] = moved
+            return weights * run_copy(layer, inputs, options)[1]
+
+        start = array.copy()
+        expected = finite_differences(loss, start, step)
+        array[...] = start
+        errors[name] = relative_error(gradient, expected)
+        if not errors[name] <= tolerance:  # so that NaN fails too
+            wrong = f"{name}: the gradient is wrong, by {errors[name]:.1e}"
+            raise AssertionError(f"{wrong}: {what_differs(gradient, expected)}")
+    return errors

@@ -42,7 +42,7 @@ class Layer:
     Attributes:
         training: whether dropout acts; True at the start, see `train` and `eval`.
 
-    Source: chapter 10, the contract of a layer; document 004.
+    Source: chapter 10, the contract of a layer.
     """
 
     training: bool = True

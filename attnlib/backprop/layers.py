@@ -109,14 +109,14 @@ class Projection(Layer):
         rng: where the first weights come from; `None` makes a generator of its own.
 
     Attributes:
-        weight: W, shape (in_features, out_features).
-        bias: b, shape (out_features,), or `None`.
+        W: shape (in_features, out_features).
+        b: shape (out_features,), or `None`.
 
     Raises:
         ValueError: a number of features below 1.
 
     Source: chapter 11, eq-projection-backward-weight, eq-projection-backward-bias,
-    eq-projection-backward-input, eq-projection-backward-batch; document 004.
+    eq-projection-backward-input, eq-projection-backward-batch.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ReLU(Layer):
 
     Its output is kept, not copied: leave it unchanged between forward and backward.
 
-    Source: chapter 11, eq-relu-backward; document 001.
+    Source: chapter 11, eq-relu-backward.
     """
 
     def forward(self, input: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -223,7 +223,7 @@ class FeedForwardNetwork(Layer):
     Raises:
         ValueError: d_model or d_ff below 1, or dropout outside [0, 1].
 
-    Source: chapter 11, eq-feed-forward-backward; chapter 8, eq-feed-forward; document 001.
+    Source: chapter 11, eq-feed-forward-backward; chapter 8, eq-feed-forward.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class LayerNorm(Layer):
         ValueError: d_model below 1, or eps below 0.
 
     Source: chapter 11, eq-layer-norm-backward, eq-layer-norm-backward-parameters;
-    documents 000 and 001.
+    chapter 7, eq-layer-norm; Ba et al. (2016).
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
@@ -430,7 +430,7 @@ class CrossEntropy(Layer):
         return loss
 
     def backward(self) -> Float[np.ndarray, "*batch vocab"]:
-        """The gradient of the logits, (p - y) / number of tokens.
+        """The gradient of the logits: softmax, less 1 at the right word, over all tokens.
 
         Raises:
             RuntimeError: there was no forward yet.
