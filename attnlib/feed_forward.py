@@ -31,7 +31,7 @@ class FeedForwardNetwork(nn.Module):
     Raises:
         ValueError: d_model or d_ff below 1, or dropout outside [0, 1].
 
-    Source: chapter 8, eq-feed-forward; Vaswani et al. (2017), eq. 2; document 001.
+    Source: chapter 8, eq-feed-forward; Vaswani et al. (2017), eq. 2.
     """
 
     def __init__(

@@ -25,8 +25,7 @@ class LayerNorm(nn.Module):
     Raises:
         ValueError: d_model below 1, or eps below 0.
 
-    Source: chapter 7, eq-layer-norm, eq-layer-norm-statistics; Ba et al. (2016);
-    documents 000 and 001.
+    Source: chapter 7, eq-layer-norm, eq-layer-norm-statistics; Ba et al. (2016).
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:

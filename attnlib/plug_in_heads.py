@@ -3,6 +3,7 @@
 Derived in chapter 6, "Heads to plug in" (book/06_heads_to_plug_in.ipynb).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ class LearnedBiasAttention(ScaledDotProductAttention):
     Raises:
         ValueError: num_heads or max_distance below 1, or dropout outside [0, 1].
 
-    Source: chapter 6, eq-learned-bias; document 003; Raffel et al. (2020).
+    Source: chapter 6, eq-learned-bias; Raffel et al. (2020), and Shaw et al. (2018) for
+    the largest distance.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
     """Attention that prefers keys at which a differential equation is violated.
 
     The residual reaches the head by `guide`, which is called whenever the residual has
-    been computed anew; until then, and after `guide(None)`, the head is not guided.
+    been computed anew; until then, and after `guide(None)`, the head is not guided. The
+    residual is in the state dict; it keeps at least the digits of float32 when the module
+    is converted to fewer.
 
     Args:
         strength: γ ≥ 0, the exponent of the residual in the weights; 0 means no guidance.
@@ -127,8 +131,8 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
     Raises:
         ValueError: strength < 0, floor ≤ 0, or dropout outside [0, 1].
 
-    Source: chapter 6, eq-guided-weights, eq-guidance; document 003 (PINN-guided
-    attention); Anagnostopoulos et al. (2024) for residuals as weights.
+    Source: chapter 6, eq-guided-weights, eq-guidance; Anagnostopoulos et al. (2024) for
+    residuals as weights.
     """
 
     def __init__(
@@ -167,8 +171,18 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
                 )
             if not residual.isfinite().all():
                 raise ValueError("residual: expected finite numbers, got NaN or infinity")
-            residual = residual.detach()
+            wide = torch.promote_types(residual.dtype, torch.float32)
+            residual = residual.detach().to(wide)
         self.residual = residual
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Converts the residual, too, but to float32 at least: float16 may not hold it."""
+        before = self.residual
+        super()._apply(fn, recurse)
+        if before is not None and self.residual.dtype.itemsize < before.dtype.itemsize:
+            wide = torch.promote_types(self.residual.dtype, torch.float32)
+            self.residual = before.to(self.residual.device, wide)
+        return self
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         """Takes the residual as it was saved, whatever its size; none, if none was."""

@@ -504,6 +504,21 @@ def test_the_residual_of_a_guided_head_is_saved_with_the_model():
     assert guided.to(torch.float64).attention.residual.dtype == torch.float64
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1.0, 1e6])  # too small for float16, and too large
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_fewer_bits_keeps_its_residual(unit, dtype):
+    head, residual = PhysicsGuidedAttention(), unit * torch.rand(5)
+    inputs = torch.randn(3, 4, 5, 8).to(dtype)
+    head.guide(residual)
+    expected = head(*inputs)[1]
+    assert torch.equal(head.to(dtype)(*inputs)[1], expected)
+    assert head.double().to(dtype).residual.dtype == torch.float32
+    head.guide(None)
+    assert head.to(dtype).residual is None
+    head.guide(torch.tensor([3e4] * 5, dtype=torch.float16))  # whose sum is infinite
+    assert head.residual.dtype == torch.float32
+
+
 def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan():
     layer, x = MultiHeadAttention(12, 3), X.clone().requires_grad_()
     output, weights = layer(x, mask=padding_mask([5, 0]))
