@@ -31,8 +31,9 @@ class TransformerBlock(nn.Module):
         d_ff: hidden features of the feed-forward network; `None` means 4 · embed_dim.
         attention: what a head is, see `make_heads`; `None` means the scaled dot product
             with this dropout, not causal.
-        dropout: probability in [0, 1] of dropping an entry of what is added to x, a
-            hidden feature or, if attention is `None`, a weight; in training mode only.
+        dropout: probability in [0, 1] of dropping an entry of what is added to x or a
+            hidden feature, in training mode only. It drops weights only if attention is
+            `None`: heads that you pass bring their own dropout, or have none.
         norm_first: whether the norms stand before the sub-layers or after the sums.
         activation: of the feed-forward network.
 
@@ -177,8 +178,8 @@ def sample(
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    p = torch.softmax(logits / temperature, dim=-1)
-    return torch.multinomial(p, 1, generator=generator)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator)
 
 
 def check_causal(attention: MultiHeadAttention) -> None:
@@ -204,11 +205,14 @@ class LanguageModel(nn.Module):
     Args:
         vocab_size: number of different tokens.
         context_length: the most tokens that it can see.
-        embed_dim, num_heads, d_ff, dropout, norm_first, activation: as for
-            `TransformerBlock`.
+        embed_dim, num_heads, d_ff, norm_first, activation: as for `TransformerBlock`.
         num_layers: number of blocks.
         attention: what a head is, see `make_heads`; it must have causal=True. Each block
-            gets a copy of its own. `None` means the causal scaled dot product.
+            gets a copy of its own. `None` means the causal scaled dot product with this
+            dropout.
+        dropout: as for `TransformerBlock`, and of an entry of token plus position. It
+            drops weights only if attention is `None`: heads that you pass bring their own
+            dropout, or have none, as `FlashAttention(causal=True)`.
         positions: "learned" or "sinusoidal".
 
     Attributes:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from attnlib import (
     CausalAttention,
+    FlashAttention,
     LanguageModel,
     LearnedBiasAttention,
     PhysicsGuidedAttention,
@@ -99,6 +100,24 @@ def test_any_attention_plugs_in(attention):
     assert output.shape == x.shape and [w.shape for w in weights] == [(3, 5, 5)] * 2
 
 
+@pytest.mark.parametrize("made", [TransformerBlock, LanguageModel])
+def test_heads_that_are_passed_bring_their_own_dropout(made):
+    """Nothing but weights could differ here between training and not, and it does not."""
+    torch.manual_seed(0)
+    sizes = (16, 2) if made is TransformerBlock else (11, 12, 16, 2, 2)
+    x = torch.randn(3, 5, 16) if made is TransformerBlock else torch.randint(11, (3, 5))
+    for attention, differs in ((None, True), (FlashAttention(causal=True), False)):
+        model = made(*sizes, dropout=0.5, attention=attention)
+        for part in model.modules():
+            if getattr(part, "dropout", 0) and not isinstance(
+                part, ScaledDotProductAttention
+            ):
+                part.dropout = 0.0
+        trained = model(x)
+        assert torch.equal(trained, model.eval()(x)) != differs
+    assert "bring their own" in " ".join(made.__doc__.split())
+
+
 # ── the language model ───────────────────────────────────────────────────────────────
 
 MODELS = {
@@ -176,6 +195,17 @@ def test_generate(as_shipped):
     assert torch.equal(model.generate(start[0], 12, temperature=0), greedy[0])
     assert torch.equal(model.generate(start, 12, top_k=1), greedy)
     assert torch.equal(model.generate(start, 0), start)
+
+
+def test_weights_are_kept_only_if_asked_for():
+    model, ids = small_model(), torch.randint(11, (2, 5))
+    kept = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, args, result: kept.append(type(result)))
+    logits = model(ids)
+    again, weights = model(ids, return_weights=True)
+    assert kept == [torch.Tensor] * 2 + [tuple] * 2 and torch.equal(logits, again)
+    assert [[w.shape for w in block] for block in weights] == [[(2, 5, 5)] * 2] * 2
 
 
 def test_state_dict_round_trip():
@@ -276,6 +306,25 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(train_text, tmp_pa
     assert torch.equal(resumed, expected)
     for a, b in zip(killed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_norm_order_measures_the_path(norm_first, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import norm_order
+
+    torch.manual_seed(0)
+    model = LanguageModel(96, 12, 16, 2, 3, norm_first=norm_first)
+    measured = norm_order.measure(model, torch.randint(96, (4, 13)))
+    path = torch.tensor(measured["path"])
+    if norm_first:  # nothing but additions
+        torch.testing.assert_close(path, path[-1:].expand(4), rtol=1e-2, atol=0)
+    else:  # by the norms alone: 1 + v + 2 ρ √v at each, after the first block
+        v, rho = (torch.tensor(measured[name]) for name in ("added", "alignment"))
+        factors = (1 + v + 2 * rho * v.sqrt()) ** -0.5
+        expected = factors[2::2] * factors[3::2]
+        torch.testing.assert_close(path[1:-1] / path[2:], expected, rtol=0.1, atol=0)
+    assert measured["gradients"][-1] == measured["path"][-1]
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────
