@@ -64,7 +64,7 @@ def tiles_of(
     """The blocks of keys that some query of a block sees, each with whether it is partial.
 
     Args:
-        rows: the block of queries.
+        rows: the block of queries, without rows.stop, as everywhere in Python.
         queries: number of queries N.
         keys: number of keys M.
         causal: whether query i sees the keys up to i + M - N only.
@@ -72,11 +72,11 @@ def tiles_of(
 
     Source: chapter 14, eq-tile-visible.
     """
-    whole = seen = keys
-    if causal:
-        whole = max(0, min(keys, rows.start + keys - queries))
+    cut = seen = keys
+    if causal:  # all see key cut, too: with it, the cut keys are as many as the queries
+        cut = max(0, min(keys, rows.start + keys - queries))
         seen = max(0, min(keys, rows.stop + keys - queries))
-    for start, stop, partial in ((0, whole, False), (whole, seen, causal)):
+    for start, stop, partial in ((0, cut, False), (cut, seen, causal)):
         for first in range(start, stop, size):
             yield slice(first, min(first + size, stop)), partial
 
@@ -176,45 +176,67 @@ class Tiling:
                 s.masked_fill_(pairs.triu(rows.start + shift - cols.start + 1), -torch.inf)
             yield cols, s
 
-    def bounded(self) -> bool:
-        """Whether no power of two of a score can overflow, eq-score-bound."""
-        added = self.mask is not None and self.mask.dtype != torch.bool
-        if added or not self.q.numel() or not self.k.numel():
-            return False
-        longest = self.q.norm(dim=-1).max() * self.k.norm(dim=-1).max()
-        return bool(abs(self.scale) * LOG2E * longest <= 64)
+    def bounded(self) -> Tensor | None:
+        """For each matrix, (matrices, 1, 1), whether eq-sum-bound spares it the maximum.
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Output (..., N, d_v) and log-sum-exp (..., N), eq-online-step."""
+        `None` where nobody asks: on a GPU, which would have to be waited for; in a graph,
+        which can't branch; under a mask that is added; for few queries, where it costs
+        more than the maximum.
+        """
+        added = self.mask is not None and self.mask.dtype != torch.bool
+        few = self.queries < 4 * (self.q.shape[-1] + self.v.shape[-1])
+        here = self.v.device.type == "cpu" and not torch.compiler.is_compiling()
+        if added or few or not here or not self.v.numel():
+            return None
+        q, k = (x.norm(dim=-1).amax(dim=-1) for x in (self.q, self.k))
+        most, least = torch.ones_like(q), torch.ones_like(q)
+        for cols in row_blocks(self.keys, self.cols):
+            sizes = self.v[:, cols].abs()
+            most = torch.maximum(most, sizes.amax(dim=(1, 2)))
+            least = torch.minimum(least, sizes.amin(dim=(1, 2)))
+        bound = abs(self.scale) * LOG2E * q * k  # eq-score-bound
+        reach = -math.log2(torch.finfo(q.dtype).tiny) - 1  # 125 in float32
+        fits = bound + torch.maximum(self.keys * most, 1 / least).log2() <= reach
+        return fits[:, None, None]
+
+    def forward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Output (..., N, d_v), log-sum-exp (..., N); m and l, (matrices, N, 1), base 2."""
         output = self.v.new_empty(len(self.q), self.queries, self.v.shape[-1])
-        lse = self.q.new_empty(len(self.q), self.queries)
+        tops, totals = self.q.new_empty(2, len(self.q), self.queries, 1)
         bounded = self.bounded()
+        easy = bounded is not None and bool(bounded.all())
         # A finite start: even where all scores are -inf, it can be subtracted from them.
-        start = 0.0 if bounded else torch.finfo(self.q.dtype).min
+        start = torch.full_like(tops[:, :1], torch.finfo(tops.dtype).min)
+        if bounded is not None:
+            start.masked_fill_(bounded, 0.0)
         for rows in row_blocks(self.queries, self.rows):
             u = torch.zeros_like(output[:, rows])
             total = torch.zeros_like(u[..., :1])
-            top = torch.full_like(total, start)
+            top = start.expand_as(total)
             for cols, s in self.scores(rows):
-                if not bounded:
+                if not easy:
                     old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
+                    if bounded is not None:  # a level of 0 stays: 2^0 changes no bit
+                        top = torch.where(bounded, old, top)
                     factor = torch.exp2(old - top)
                     u *= factor
                     total *= factor
                     s -= top
                 total += s.exp2_().sum(dim=-1, keepdim=True)
                 u.baddbmm_(s, self.v[:, cols])
-            empty = total == 0
-            total.masked_fill_(empty, 1.0)
-            output[:, rows] = u / total
-            level = (top + total.log2()) / LOG2E
-            lse[:, rows] = level.masked_fill(empty, -torch.inf)[..., 0]
-        return self.unflat(output, self.dtype), self.unflat(lse, lse.dtype)
+            output[:, rows] = u / total.masked_fill(total == 0, 1.0)
+            tops[:, rows], totals[:, rows] = top, total
+        empty = totals == 0
+        totals.masked_fill_(empty, 1.0)
+        lse = ((tops + totals.log2()) / LOG2E).masked_fill_(empty, -torch.inf)
+        lse = self.unflat(lse[..., 0], lse.dtype)
+        return self.unflat(output, self.dtype), lse, tops, totals
 
     def backward(
         self,
         output: Tensor,
-        lse: Tensor,
+        tops: Tensor,
+        totals: Tensor,
         d_output: Tensor,
         d_lse: Tensor,
         d_mask: Tensor | None,
@@ -222,15 +244,15 @@ class Tiling:
         """The gradients of query, key and value; that of the mask is added to d_mask."""
         output, d_output = self.flat(output, 2), self.flat(d_output, 2)
         delta = (d_output * output).sum(dim=-1) - self.flat(d_lse, 1)  # eq-flash-delta
-        level = self.flat(lse, 1) * LOG2E
-        level.masked_fill_(level == -torch.inf, torch.inf)  # sees nothing: 2^(s - inf) = 0
-        delta, level = delta[..., None], level[..., None]
+        level = tops + totals.log2()  # log-sum-exp; where m is huge, l is lost in it,
+        rest = totals * torch.exp2(tops - level)  # and kept here
+        delta = delta[..., None] / rest
         d_q, d_k, d_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
         second = torch.empty_like(self.buffer)
         width = max(self.k.shape[-1], self.v.shape[-1])
         small = self.q.new_empty(len(self.q) * self.cols * width)
         for rows in row_blocks(self.queries, self.rows):
-            q, d_o = self.q[:, rows], d_output[:, rows]
+            q, d_o = self.q[:, rows], d_output[:, rows] / rest[:, rows]
             d_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
             for cols, s in self.scores(rows):
                 p = s.sub_(level[:, rows]).exp2_()
@@ -250,7 +272,7 @@ class Tiling:
 class FlashFunction(Function):
     """Attention in tiles for autograd, with a backward that computes the tiles again.
 
-    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients; document 001.
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
     """
 
     @staticmethod
@@ -263,19 +285,19 @@ class FlashFunction(Function):
         *options: Any,
     ) -> tuple[Tensor, Tensor]:
         """Output (..., N, d_v) and log-sum-exp (..., N); arguments as for `Tiling`."""
-        output, lse = Tiling(query, key, value, mask, *options).forward()
+        output, lse, *kept = Tiling(query, key, value, mask, *options).forward()
         ctx.options = options
-        ctx.save_for_backward(query, key, value, mask, output, lse)
+        ctx.save_for_backward(query, key, value, mask, output, *kept)
         return output, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value and mask."""
-        query, key, value, mask, output, lse = ctx.saved_tensors
+        query, key, value, mask, *kept = ctx.saved_tensors
         tiling = Tiling(query, key, value, mask, *ctx.options)
         d_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
-        gradients = tiling.backward(output, lse, d_output, d_lse, d_mask)
+        gradients = tiling.backward(*kept, d_output, d_lse, d_mask)
         return *gradients, d_mask, *(None for _ in ctx.options)
 
 
@@ -296,16 +318,17 @@ def flash_attention(
     """softmax(QKᵀ/√d_k) V without ever holding more than a tile of the scores.
 
     Memory beyond inputs and output is linear in the number of tokens, also for the
-    gradients, which can be taken once. A mask that broadcasts is not expanded. Where all
-    scores of a query are so large, or a mask so low, that the dtype can't tell them apart
-    (finfo.min for every key), the output is right, but its gradients are not.
+    gradients, which can be taken once. A mask that broadcasts is not expanded. The sum of
+    weighted values is divided last: where the number of keys times the largest value
+    passes the range of float32 (float64 for such inputs), the output overflows.
 
     Args:
         query: shape (..., N, d_k).
         key: shape (..., M, d_k).
         value: shape (..., M, d_v).
         mask: broadcasts to (..., N, M); boolean, True = may attend, or floating, added
-            to the scores, and then with a gradient if it needs one.
+            to the scores, and then with a gradient if it needs one; numbers below
+            finfo.min / log₂e, but for -inf, count as that.
         causal: query i sees the keys up to i + M - N only; composes with any mask.
         scale: factor on the scores; `None` means 1/√d_k.
         block_size: queries and keys in a tile, as one number or two; `None` chooses.
@@ -319,8 +342,8 @@ def flash_attention(
         TypeError: a tensor of the wrong or a mixed dtype, or a wrong block_size.
         ValueError: a wrong rank, mismatched shapes or devices, or block_size below 1.
 
-    Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-score-bound;
-    document 001; Dao et al. (2022).
+    Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-sum-bound;
+    Dao et al. (2022).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     check_inputs(query, key, value, mask)
@@ -355,14 +378,15 @@ class FlashAttention(BaseAttention):
         scale: factor on the scores; `None` means 1/√d_k.
         block_size: queries and keys in a tile, as one number or two; `None` chooses.
         backend: "torch", the tiles of this chapter; another name in `BACKENDS`, such as
-            "triton", the kernels of the next one; or "auto", the last of them that suits
-            the tensors. Only "torch" takes a block_size.
+            "triton", the kernels of the next one; or "auto": "torch" if there is a
+            block_size, otherwise the last of them that suits the tensors.
 
     Raises:
         TypeError: causal is not a truth value, or a wrong block_size.
-        ValueError: an unknown backend, or block_size below 1.
+        ValueError: an unknown backend, block_size below 1, or a block_size for a backend
+            that chooses its own.
 
-    Source: chapter 14; document 001.
+    Source: chapter 14; Dao et al. (2022).
     """
 
     def __init__(
@@ -377,6 +401,9 @@ class FlashAttention(BaseAttention):
             expected = ", ".join(map(repr, ("auto", *BACKENDS)))
             raise ValueError(f"backend: expected one of {expected}, got {backend!r}")
         tile_sizes(block_size, matrices=1, queries=1, causal=causal)
+        if block_size is not None and backend not in ("auto", "torch"):
+            expected = f"expected None, since {backend!r} chooses its own tiles"
+            raise ValueError(f"block_size: {expected}, got {block_size!r}")
         self.causal, self.scale = check_flag("causal", causal), scale
         self.block_size, self.backend = block_size, backend
 
@@ -393,7 +420,7 @@ class FlashAttention(BaseAttention):
         backend = self.backend
         if backend == "auto":
             fit = [name for name, b in BACKENDS.items() if b.suits(query, value, mask)]
-            backend = fit[-1]
+            backend = fit[-1] if self.block_size is None else "torch"
         options = {"causal": self.causal, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size

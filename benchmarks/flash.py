@@ -1,10 +1,15 @@
 """Flash attention on the CPU: time beside PyTorch's own, what each trick gave, and memory.
 
-python benchmarks/flash.py   writes results/flash.json; memory is measured on Linux only
+python benchmarks/flash.py                writes results/flash.json; needs Linux, for memory
+python benchmarks/flash.py --only steps   measures one part anew and keeps the others
+
+The machine should have nothing else to do.
 """
 
 import argparse
+import json
 import math
+import resource
 import statistics
 import subprocess
 import sys
@@ -20,9 +25,10 @@ from attnlib import ScaledDotProductAttention, flash_attention, online_attention
 from attnlib.flash import LOG2E, product, row_blocks
 
 FEATURES = 64
-SHAPES = ((8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
+SHAPES = ((192, 512), (8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of one head, for the memory
 LONGEST_NAIVE = 16384  # its scores take 1 GiB there
+PARTS = ("roof", "powers", "parts", "steps", "speed", "lengths")
 
 
 def inputs(heads: int, tokens: int, gradient: bool = False) -> list[Tensor]:
@@ -79,10 +85,34 @@ def readable(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.cat(outputs, dim=-2)
 
 
-def tiled(
-    q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], in_place: bool, bounded: bool
+def running(
+    q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], scaled: bool, base_2: bool
 ) -> Tensor:
-    """Powers of two; on request one buffer, changed in place; on request no maximum."""
+    """Three dimensions; on request the scale in the queries; on request powers of two."""
+    q, k, v = (x.flatten(0, -3) for x in (q, k, v))
+    scale, power = 1 / math.sqrt(FEATURES), torch.exp
+    if base_2:
+        scale, power = scale * LOG2E, torch.exp2
+    q, output = q * scale if scaled else q, torch.empty_like(q)
+    for rows in row_blocks(q.shape[1], size[0]):
+        u = torch.zeros_like(output[:, rows])
+        total, top = torch.zeros_like(u[..., :1]), torch.full_like(u[..., :1], -1e30)
+        for cols in row_blocks(k.shape[1], size[1]):
+            s = q[:, rows] @ k[:, cols].transpose(1, 2)
+            if not scaled:
+                s = s * scale
+            old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
+            factor, p = power(old - top), power(s - top)
+            total = factor * total + p.sum(dim=-1, keepdim=True)
+            u = factor * u + p @ v[:, cols]
+        output[:, rows] = u / total
+    return output
+
+
+def in_place(
+    q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], bounded: bool
+) -> Tensor:
+    """One buffer, changed in place; on request no maximum."""
     q, k, v = (x.flatten(0, -3) for x in (q, k, v))
     q, keys = q * (LOG2E / math.sqrt(FEATURES)), k.transpose(1, 2)
     buffer, output = q.new_empty(len(q) * size[0] * size[1]), torch.empty_like(q)
@@ -90,13 +120,6 @@ def tiled(
         u = torch.zeros_like(output[:, rows])
         total, top = torch.zeros_like(u[..., :1]), torch.full_like(u[..., :1], -1e30)
         for cols in row_blocks(k.shape[1], size[1]):
-            if not in_place:
-                s = q[:, rows] @ keys[:, :, cols]
-                old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
-                factor, p = torch.exp2(old - top), torch.exp2(s - top)
-                total = factor * total + p.sum(dim=-1, keepdim=True)
-                u = factor * u + p @ v[:, cols]
-                continue
             s = product(q[:, rows], keys[:, :, cols], buffer)
             if not bounded:
                 old, top = top, torch.maximum(top, s.amax(dim=-1, keepdim=True))
@@ -117,9 +140,11 @@ def steps(heads: int, tokens: int, rounds: int) -> list[dict[str, object]]:
     calls = {
         "sdpa": lambda: F.scaled_dot_product_attention(q, k, v),
         "readable": lambda: readable(q, k, v, size),
-        "powers of two": lambda: tiled(q, k, v, size, in_place=False, bounded=False),
-        "one buffer": lambda: tiled(q, k, v, size, in_place=True, bounded=False),
-        "no maximum": lambda: tiled(q, k, v, size, in_place=True, bounded=True),
+        "three dimensions": lambda: running(q, k, v, size, scaled=False, base_2=False),
+        "scaled queries": lambda: running(q, k, v, size, scaled=True, base_2=False),
+        "powers of two": lambda: running(q, k, v, size, scaled=True, base_2=True),
+        "one buffer": lambda: in_place(q, k, v, size, bounded=False),
+        "no maximum": lambda: in_place(q, k, v, size, bounded=True),
         "tile sizes": lambda: flash_attention(q, k, v),
     }
     times = time_in_turn(calls, rounds)
@@ -129,6 +154,54 @@ def steps(heads: int, tokens: int, rounds: int) -> list[dict[str, object]]:
         ratio = statistics.median(a / b for a, b in pairs)
         rows.append({"step": name, "ratio": round(ratio, 3)})
     return rows
+
+
+def powers(rounds: int) -> dict[str, object]:
+    """Microseconds for e^x and for 2^x of the scores in one tile, into the same memory."""
+    torch.manual_seed(0)
+    x, result = torch.randn(2**19), torch.empty(2**19)
+    functions = {"exp": torch.exp, "exp2": torch.exp2}
+    calls = {
+        name: lambda function=function: function(x, out=result)
+        for name, function in functions.items()
+    }
+    times = time_in_turn(calls, 20 * rounds)
+    micro = {f"{name}_us": round(1e3 * statistics.median(ms)) for name, ms in times.items()}
+    return {"numbers": len(x), **micro}
+
+
+def parts(heads: int, tokens: int, rounds: int) -> dict[str, object]:
+    """Plain attention in parts: time, and pages that the operating system had to give.
+
+    Each part writes into fresh memory, as it does in ScaledDotProductAttention, and then
+    into memory that was used before.
+    """
+    q, k, v = (x[0] for x in inputs(heads, tokens))
+    keys, scores = k.transpose(1, 2), q.new_empty(heads, tokens, tokens)
+    weights, mixed = torch.empty_like(scores), torch.empty_like(v)
+    torch.bmm(q, keys, out=scores)
+    torch.softmax(scores, dim=-1, out=weights)
+    calls = {
+        "scores": lambda **out: torch.bmm(q, keys, **out),
+        "softmax": lambda **out: torch.softmax(scores, dim=-1, **out),
+        "output": lambda **out: torch.bmm(weights, v, **out),
+    }
+    targets = {"scores": scores, "softmax": weights, "output": mixed}
+    both = {f"{name}, fresh": call for name, call in calls.items()}
+    for name, call in calls.items():
+        both[f"{name}, used"] = lambda call=call, out=targets[name]: call(out=out)
+    times = time_in_turn(both, rounds)
+    rows = []
+    for name in calls:
+        row: dict[str, object] = {"part": name}
+        for memory in ("fresh", "used"):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            both[f"{name}, {memory}"]()
+            pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+            row[f"{memory}_ms"] = round(statistics.median(times[f"{name}, {memory}"]), 1)
+            row[f"{memory}_pages"] = pages
+        rows.append(row)
+    return {"heads": heads, "tokens": tokens, "rows": rows}
 
 
 # Memory, each measurement in a process of its own.
@@ -197,29 +270,41 @@ def roof(rounds: int) -> dict[str, float]:
     }
 
 
+def speed(rounds: int) -> list[dict[str, object]]:
+    """All shapes, with and without a causal mask; fewer rounds where one takes long."""
+    rows = []
+    for heads, tokens in SHAPES:
+        for causal in (False, True):
+            few = max(3, rounds * 2**24 // (heads * tokens**2))
+            rows.append(beside_sdpa(heads, tokens, causal, min(rounds, few)))
+            print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=PARTS, help="measure one part, keep the others")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
         return measure_memory(arguments.memory_of[0], int(arguments.memory_of[1]))
     rounds = arguments.rounds
-    record = {"rounds": rounds, "features": FEATURES, "roof": roof(rounds)}
-    print(record["roof"], flush=True)
-    record["steps"] = steps(8, 2048, rounds)
-    print(record["steps"], flush=True)
-    record["speed"] = []
-    for heads, tokens in SHAPES:
-        for causal in (False, True):
-            few = max(3, rounds * 2048 // (heads * tokens // 4))
-            row = beside_sdpa(heads, tokens, causal, min(rounds, few))
-            record["speed"].append(row)
-            print(row, flush=True)
-    record["lengths"] = []
-    for tokens in LENGTHS:
-        record["lengths"].append(length_row(tokens, max(3, rounds // 3)))
-        print(record["lengths"][-1], flush=True)
+    measure = {
+        "roof": lambda: roof(rounds),
+        "powers": lambda: powers(rounds),
+        "parts": lambda: parts(8, 4096, rounds),
+        "steps": lambda: steps(8, 2048, rounds),
+        "speed": lambda: speed(rounds),
+        "lengths": lambda: [length_row(tokens, max(3, rounds // 3)) for tokens in LENGTHS],
+    }
+    record = {"rounds": rounds, "features": FEATURES}
+    if arguments.only:
+        path = Path(__file__).parent / "results" / "flash.json"
+        record = json.loads(path.read_text("utf-8"))
+    for name in [arguments.only] if arguments.only else measure:
+        record[name] = measure[name]()
+        print(name, record[name], flush=True)
     write_record("flash", record)
     return None
 

@@ -125,21 +125,97 @@ def test_gradcheck():
 
 
 def test_the_bound_decides_and_both_ways_agree(monkeypatch):
-    inputs = [x.detach() for x in leaves((2,), 20, 30, d_k=16)]
-    assert Tiling(*inputs, None, False, 0.25, 7).bounded()
-    assert Tiling(*inputs, torch.ones(20, 30, dtype=torch.bool), False, 0.25, 7).bounded()
-    assert not Tiling(*inputs, torch.zeros(20, 30), False, 0.25, 7).bounded()
-    assert not Tiling(50 * inputs[0], *inputs[1:], None, False, 0.25, 7).bounded()
-    assert not Tiling(*inputs, None, False, -20.0, 7).bounded()
-    query, key = torch.full((1, 1, 1), 8.0), torch.full((1, 1, 1), 8.0 / math.log2(math.e))
-    assert Tiling(query, key, key, None, False, 0.999, 1).bounded()
-    assert not Tiling(query, key, key, None, False, 1.001, 1).bounded()
+    inputs = [x.detach() for x in leaves((2,), 90, 30, d_k=16)]
+    wide = [5000 * inputs[0], *inputs[1:]]
+    assert Tiling(*inputs, None, False, 0.25, 7).bounded().all()
+    assert (
+        Tiling(*inputs, torch.ones(90, 30, dtype=torch.bool), False, 0.25, 7)
+        .bounded()
+        .all()
+    )
+    assert not Tiling(*wide, None, False, 0.25, 7).bounded().any()
+    assert not Tiling(*inputs, None, False, -2000.0, 7).bounded().any()
+    assert Tiling(*inputs, torch.zeros(90, 30), False, 0.25, 7).bounded() is None
+    assert Tiling(inputs[0][:, :9], *inputs[1:], None, False, 0.25, 7).bounded() is None
     easy = flash_attention(*inputs, block_size=7, return_lse=True)
-    monkeypatch.setattr(Tiling, "bounded", lambda self: False)
+    monkeypatch.setattr(Tiling, "bounded", lambda self: None)
     for a, b in zip(
         flash_attention(*inputs, block_size=7, return_lse=True), easy, strict=True
     ):
         close(a, b)
+
+
+class Reckless(Tiling):
+    """Never takes a maximum."""
+
+    def bounded(self):
+        return torch.ones(len(self.q), 1, 1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("entry", [1.0, 2.0**50, -(2.0**50), 2.0**-70, -(2.0**-70), 0.0])
+def test_no_sum_leaves_the_range(dtype, entry):
+    """On both sides of the bound the result is right; well beyond it, it has to be."""
+    reach = -math.log2(torch.finfo(dtype).tiny) - 1
+    value = torch.ones(2, 6, 1, dtype=dtype)
+    value[1, 3:] = entry  # the other matrix stays as it is
+    widest = max(6.0, 6 * abs(entry), 1 / abs(entry) if entry else torch.inf)
+    limits = [reach - math.log2(6), reach - math.log2(widest)]
+    for matrix, limit in enumerate(limits):
+        for stretch, sign in ((0.999, 1), (0.999, -1), (1.001, 1), (1.001, -1)):
+            query = torch.full((2, 20, 1), sign * stretch * max(limit, 0.0), dtype=dtype)
+            query /= math.log2(math.e)
+            key = torch.ones(2, 6, 1, dtype=dtype)
+            tiling = Tiling(query, key, value, None, False, 1.0, (7, 4))
+            inside = stretch < 1 and limit > 0
+            assert tiling.bounded().flatten()[matrix] == inside
+            output = tiling.forward()[0]
+            expected = value.double().mean(dim=1, keepdim=True).expand_as(output)
+            torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("feature", "entry"), [(3.9, 1e37), (-5.0, 1e-36), (-9.5, 1.0)])
+def test_what_the_bound_prevents(feature, entry):
+    inputs = [torch.full((1, 40, 4), feature), torch.full((1, 2, 4), abs(feature))]
+    inputs.append(torch.full((1, 2, 1), entry))
+    expected = inputs[2][:, :1].expand(1, 40, 1)
+    torch.testing.assert_close(flash_attention(*inputs), expected, rtol=1e-6, atol=0)
+    reckless = Reckless(*inputs, None, False, 0.5, None).forward()[0]
+    assert not torch.allclose(reckless, expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("size", [1e3, 1e30, 1e-40, torch.inf, torch.nan])
+def test_a_matrix_does_not_change_the_bits_of_another(size, part, causal):
+    inputs = [x.detach().float() for x in leaves((2, 3), 70, 50)]
+    found = []
+    for factor in (1.0, size):
+        changed = [x.clone() for x in inputs]
+        changed[part][1, 2] *= factor
+        for x in changed:
+            x.requires_grad_()
+        output, lse = flash_attention(
+            *changed, causal=causal, block_size=32, return_lse=True
+        )
+        g = torch.autograd.grad(output[..., 0].sum() + lse[..., 20:].sum(), changed)
+        found.append([x.flatten(0, 1)[:5] for x in (output, lse, *g)])
+    assert all(map(torch.equal, *found))
+
+
+def test_no_number_is_looked_at_on_other_devices():
+    """On the device "meta" there is none: what would wait on a GPU fails there."""
+    inputs = [x.detach().to("meta") for x in leaves((2,), 90, 50)]
+    mask = torch.empty(90, 50, device="meta")
+    for tiling in (
+        Tiling(*inputs, None, True, 0.5, 16),
+        Tiling(*inputs, mask > 0, False, 0.5, None),
+        Tiling(*inputs, mask, True, 0.5, 16),
+    ):
+        output, lse, *kept = tiling.forward()
+        assert output.shape == (2, 90, 3) and lse.shape == (2, 90)
+        gradients = tiling.backward(output, *kept, output, lse, torch.empty_like(mask))
+        assert [x.shape for x in gradients] == [x.shape for x in inputs]
 
 
 @pytest.mark.parametrize("size", [30.0, 1e3, 1e5])
@@ -168,6 +244,27 @@ def test_a_mask_with_the_lowest_number_is_not_minus_infinity():
     output = flash_attention(query, key, value, mask, block_size=3)
     close(output[0], value.mean(dim=0), atol=1e-6)
     close(output[1], value[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("low", [torch.finfo(torch.float32).min, -1e38, -1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_where_no_score_can_be_told_from_another(low, dtype):
+    """Of a query under such a mask, and of the keys that it sees."""
+    inputs = [x.detach().to(dtype).requires_grad_() for x in leaves((2,), 7, 5)]
+    mask = torch.zeros(7, 5, dtype=dtype)
+    mask[2] = torch.finfo(dtype).min if low < -1e38 else low
+    mask[4, 1:] = mask[2, 1:]
+    mask.requires_grad_()
+    g = torch.linspace(-1, 1, 2 * 7 * 3, dtype=dtype).view(2, 7, 3)
+    ours, theirs = (
+        torch.autograd.grad(output, [*inputs, mask], g)
+        for output in (
+            flash_attention(*inputs, mask, block_size=3),
+            oracle(*inputs, mask)[0],
+        )
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, atol=1e-6 if dtype == torch.float32 else 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -316,3 +413,27 @@ def test_the_class_refuses_when_it_is_made(as_shipped):
         FlashAttention(backend="cuda")
     with pytest.raises(ValueError, match="block_size: expected at least 1"):
         FlashAttention(block_size=0)
+    expected = "block_size: expected None, since 'triton' chooses its own tiles, got 64"
+    with pytest.raises(ValueError, match=expected):
+        FlashAttention(block_size=64, backend="triton")
+
+
+def test_a_block_size_means_these_tiles(monkeypatch):
+    """Under "auto", also where another backend suits; nothing is ignored in silence."""
+    used = []
+    for name, backend in attnlib.flash.BACKENDS.items():
+        spy = backend._replace(
+            attention=lambda *inputs, name=name, **options: (
+                used.append((name, options.get("block_size"))) or inputs[2]
+            ),
+            suits=lambda *inputs: True,
+        )
+        monkeypatch.setitem(attnlib.flash.BACKENDS, name, spy)
+    inputs = [x.detach() for x in leaves((2,), 3, 3)]
+    for attention in (
+        FlashAttention(block_size=(4, 2)),
+        FlashAttention(block_size=8, backend="torch"),
+        FlashAttention(),
+    ):
+        attention(*inputs)
+    assert used == [("torch", (4, 2)), ("torch", 8), ("triton", None)]
