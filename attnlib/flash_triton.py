@@ -23,6 +23,8 @@ except ImportError:  # no Triton here: the kernels below are then functions nobo
     triton = tl = SimpleNamespace(jit=lambda kernel: kernel, constexpr=lambda value: value)
 
 LOG2E = tl.constexpr(math.log2(math.e))  # exp(x) = exp2(x · LOG2E)
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
 
 
 class Heads(NamedTuple):
@@ -75,8 +77,9 @@ def tile_of(matrix, start, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, PADDED)[None, :]
-    pointers = matrix.pointer + tl.cast(start, tl.int64) * matrix.row
-    pointers = pointers + rows * matrix.row + columns * matrix.column
+    down = tl.cast(start + rows, tl.int64) * matrix.row  # strides may be large
+    across = tl.cast(columns, tl.int64) * matrix.column
+    pointers = matrix.pointer + down + across
     inside = (start + rows < matrix.rows) & (columns < matrix.width)
     return pointers, inside
 
@@ -119,12 +122,15 @@ def store_tile(matrix, tile, start, ROWS: tl.constexpr, PADDED: tl.constexpr):
 def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.constexpr):
     """Scores with −inf where a query may not see a key, plus an additive mask.
 
+    An additive mask must not be scaled, so that the scale comes first, and the mask is
+    added in base 2; what is finite in it stays finite. `rest_of_scale` says what is left.
+
     Args:
         scores: tile of dot products, before the scale.
         query_at: position of each query, (rows, 1); or (1, rows) if the tile is transposed.
         key_at: position of each key, (1, columns), or (columns, 1).
         mask: the N×M matrix of this head. Without a mask, only its size counts.
-        scale: the factor that the scores are yet to be multiplied by.
+        scale: the factor on the scores, which an additive mask needs.
         CAUSAL: whether query i sees key j only if j ≤ i + M − N.
         MASK: "none", "boolean" or "additive".
 
@@ -144,9 +150,20 @@ def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.c
         entries = tl.load(mask.pointer + row + column, mask=inside, other=0)
         if MASK == "boolean":
             seen = seen & (entries != 0)
-        else:  # divided, because the scale comes later and must not reach the mask
-            scores = scores + entries.to(tl.float32) / scale
+        else:
+            added = entries.to(tl.float32) * LOG2E
+            too_low = (added == float("-inf")) & (entries != float("-inf"))
+            scores = scores * (scale * LOG2E) + tl.where(too_low, LOWEST, added)
     return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def rest_of_scale(scale, MASK: tl.constexpr):
+    """What takes scores to base 2 after `hide`, which with an additive mask has done it.
+
+    Source: chapter 15, eq-raw-maximum.
+    """
+    return 1.0 if MASK == "additive" else scale * LOG2E
 
 
 @triton.jit
@@ -185,7 +202,7 @@ def forward_step(
         at: the first key of the tile.
         whole: up to this key, all queries see all keys.
         query_at: position of each query.
-        maximum: of the scores so far, before the scale, (BLOCK_Q,).
+        maximum: of the scores so far, before `rest_of_scale`, (BLOCK_Q,).
         total: sum of the weights so far, (BLOCK_Q,).
         accumulator: weighted sum of the values so far, (BLOCK_Q, PADDED_V).
         scale: the factor on the scores, positive.
@@ -194,9 +211,9 @@ def forward_step(
     Returns:
         The new maximum, total and accumulator.
 
-    Source: chapter 15, eq-raw-maximum; chapter 13, eq-online-step; document 001.
+    Source: chapter 15, eq-raw-maximum; chapter 13, eq-online-step.
     """
-    to_base_2 = scale * LOG2E
+    to_base_2 = rest_of_scale(scale, MASK)
     k = load_tile(key, at, BLOCK_K, q.shape[1], not EVEN)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASK != "none" or ((CAUSAL or not EVEN) and at >= whole):
@@ -223,7 +240,7 @@ def forward_kernel(
 ):  # fmt: skip
     """Output and log-sum-exp of one block of queries of one head.
 
-    Source: chapter 15, eq-grid, eq-key-range; chapter 13, eq-lse; document 001.
+    Source: chapter 15, eq-grid, eq-key-range; chapter 13, eq-lse.
     """
     blocks = tl.cdiv(queries, BLOCK_Q)
     index = tl.program_id(0) // blocks
@@ -252,7 +269,7 @@ def forward_kernel(
     # A query that saw nothing gets 0/1 = 0, and as its log-sum-exp −inf + log2(1) = −inf.
     total = tl.where(total == 0.0, 1.0, total)
     store_tile(output, accumulator / total[:, None], start, BLOCK_Q, PADDED_V)
-    log_total = (maximum * (scale * LOG2E) + tl.log2(total)) / LOG2E
+    log_total = (maximum * rest_of_scale(scale, MASK) + tl.log2(total)) / LOG2E
     row = tl.cast(index, tl.int64) * queries
     tl.store(lse + row + query_at, log_total, mask=query_at < queries)
 
@@ -469,6 +486,7 @@ def statistics_kernel(
 
     Source: chapter 14, eq-flash-delta.
     """
+    tl.static_assert(ROWS % BLOCK_Q == 0)
     blocks = tl.cdiv(queries, ROWS) * (ROWS // BLOCK_Q)
     index = tl.program_id(0) // blocks
     start = tl.program_id(0) % blocks * BLOCK_Q
@@ -483,9 +501,10 @@ def statistics_kernel(
     total = tl.load(lse + row + query_at, mask=inside, other=float("-inf"))
     change = tl.load(d_lse + row + query_at, mask=inside, other=0.0)
     d = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1) - change
-    empty = total == float("-inf")  # it has nothing to pass on, whatever comes in
+    level = total * LOG2E
+    empty = level == float("-inf")  # it has nothing to pass on, whatever comes in
     row = tl.cast(index, tl.int64) * (blocks * BLOCK_Q)
-    tl.store(shift + row + query_at, tl.where(empty, float("inf"), total * LOG2E))
+    tl.store(shift + row + query_at, tl.where(empty, float("inf"), level))
     tl.store(delta + row + query_at, tl.where(empty, 0.0, d))
 
 
@@ -496,7 +515,7 @@ def query_step(
 ):  # fmt: skip
     """Adds the share of one tile of keys and values to dQ of a block of queries.
 
-    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients; document 004.
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
     """
     k = load_tile(key, at, BLOCK_K, q.shape[1], not EVEN)
     v = load_tile(value, at, BLOCK_K, do.shape[1], not EVEN)
@@ -504,7 +523,7 @@ def query_step(
     if MASK != "none" or ((CAUSAL or not EVEN) and at >= whole):
         key_at = at + tl.arange(0, BLOCK_K)
         scores = hide(scores, query_at[:, None], key_at[None, :], mask, scale, CAUSAL, MASK)
-    weights = tl.exp2(scores * (scale * LOG2E) - shift[:, None])
+    weights = tl.exp2(scores * rest_of_scale(scale, MASK) - shift[:, None])
     d_weights = tl.dot(do, tl.trans(v), input_precision="ieee")
     d_scores = weights * (d_weights - d[:, None])
     return tl.dot(d_scores.to(k.dtype), k, dq, input_precision="ieee")
@@ -520,8 +539,9 @@ def query_gradient_kernel(
 ):  # fmt: skip
     """dQ of one block of queries of one head: the forward kernel's walk along the keys.
 
-    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients; document 004.
+    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients.
     """
+    tl.static_assert(ROWS % BLOCK_Q == 0)  # or a block would end beyond shift and delta
     blocks = tl.cdiv(queries, BLOCK_Q)
     index = tl.program_id(0) // blocks
     start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_Q
@@ -581,7 +601,7 @@ def key_value_step(
     Scores and weights are formed transposed, (keys, queries), as the products PᵀdO and
     dSᵀQ need them.
 
-    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients; document 004.
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
     """
     query_at = at + tl.arange(0, BLOCK_Q)
     q = load_tile(query, at, BLOCK_Q, k.shape[1], not EVEN)
@@ -589,7 +609,7 @@ def key_value_step(
     if MASK != "none" or (CAUSAL and at < whole):
         scores = hide(scores, query_at[None, :], key_at[:, None], mask, scale, CAUSAL, MASK)
     total = tl.load(shift + query_at)
-    weights = tl.exp2(scores * (scale * LOG2E) - total[None, :])
+    weights = tl.exp2(scores * rest_of_scale(scale, MASK) - total[None, :])
     do = load_tile(d_output, at, BLOCK_Q, v.shape[1], not EVEN)
     dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
     d_weights = tl.dot(v, tl.trans(do), input_precision="ieee")
@@ -609,8 +629,9 @@ def key_value_gradient_kernel(
 ):  # fmt: skip
     """dK and dV of one block of keys of one head: walks along the queries.
 
-    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients; document 004.
+    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients.
     """
+    tl.static_assert(ROWS % BLOCK_Q == 0)
     blocks = tl.cdiv(keys, BLOCK_K)
     index = tl.program_id(0) // blocks
     start = tl.program_id(0) % blocks * BLOCK_K
@@ -708,7 +729,7 @@ def run_backward(
 class TritonFunction(Function):
     """Output and log-sum-exp of 4-D tensors, with the backward kernels as its gradient.
 
-    Source: chapter 15; chapter 14, eq-flash-gradients; document 001.
+    Source: chapter 15; chapter 14, eq-flash-gradients.
     """
 
     @staticmethod
@@ -757,7 +778,7 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
     """Why the kernels can't compute something; `None` if they can.
 
     Args:
-        query: expected float16, bfloat16 or float32, d_k ≤ 256, and on a GPU.
+        query: expected float16, bfloat16 or float32, d_k ≤ 256, and on a GPU of NVIDIA.
         value: expected d_v ≤ 256.
         mask: expected not to require a gradient.
 
@@ -765,6 +786,9 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
     """
     if isinstance(triton, SimpleNamespace):
         return RuntimeError("expected the package triton, which is not installed")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        least = ".".join(map(str, OLDEST_TRITON))
+        return RuntimeError(f"expected triton {least} or newer, got {triton.__version__}")
     if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return TypeError(f"query: expected float16, bfloat16 or float32, got {query.dtype}")
     for name, tensor in (("query", query), ("value", value)):
@@ -779,6 +803,9 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
         expected = f"query: expected a tensor on a GPU, got device {query.device}"
         advice = "for the interpreter set TRITON_INTERPRET=1 before the import"
         return RuntimeError(f"{expected}; {advice}")
+    if torch.version.hip is not None:  # is_cuda, but another machine
+        found = f"got one of AMD, with ROCm {torch.version.hip}"
+        return RuntimeError(f"query: expected a GPU of NVIDIA, {found}")
     if capability_of(query) < 80:
         expected = "query: expected a GPU of compute capability 8.0 or higher"
         found = torch.cuda.get_device_capability(query.device)
@@ -803,7 +830,9 @@ def flash_attention_triton(
 
     Strides are respected: a transposed view is read where it lies, as long as the features
     of a token are neighbors in memory. The backward uses no atomic additions: the same
-    inputs give the same bits. The gradients can be taken once.
+    inputs give the same bits. The gradients can be taken once. Where all scores of a query
+    are so large, or a mask so low, that float32 can't tell them apart (finfo.min for every
+    key), the output is right, but its gradients are not.
 
     Args:
         query: shape (..., N, d_k), float16, bfloat16 or float32, d_k ≤ 256.
@@ -822,12 +851,13 @@ def flash_attention_triton(
         gradients are 0.
 
     Raises:
-        RuntimeError: no Triton, or no GPU of compute capability 8.0 or higher.
+        RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 8.0
+            or higher.
         TypeError: a wrong or a mixed dtype.
         ValueError: a wrong rank, mismatched shapes or devices, more than 256 features, or
             a mask that requires a gradient.
 
-    Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14; document 001.
+    Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     check_inputs(query, key, value, mask)

@@ -8,6 +8,7 @@ either interprets or compiles.
     python benchmarks/flash_kernels.py --json     prints it, one kernel a line
     python benchmarks/flash_kernels.py --json 90  the same for one compute capability
     python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
+    python benchmarks/flash_kernels.py --masks    prints every kind of mask
 """
 
 import argparse
@@ -38,6 +39,18 @@ CAPABILITIES = (80, 90, 100)
 TENSOR_CORE = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 DIVISIBLE = [["tt.divisibility", 16]]
 
+# The forward kernel for 90 with other tiles and widths than the table's, to compare with
+# eq-registers and eq-shared-memory: queries, keys, d_k, d_v, warps, stages.
+COMPARED = (
+    (64, 64, 64, 128, 4, 2),
+    (128, 32, 64, 128, 4, 2),
+    (128, 64, 128, 64, 8, 2),
+    (128, 64, 64, 64, 4, 3),
+    (128, 32, 64, 256, 8, 2),
+    (128, 128, 128, 128, 8, 2),
+    (128, 128, 128, 128, 4, 2),
+)
+
 
 class Case(NamedTuple):
     """One kernel for one GPU."""
@@ -49,14 +62,22 @@ class Case(NamedTuple):
     causal: bool = True
     mask: str = "none"
     even: bool = True
+    d_v: int = 0  # as dim
+    tiles: tuple[int, ...] = ()  # those of the table
 
 
-def cases(full: bool) -> list[Case]:
+def cases(which: str) -> list[Case]:
     """What to compile. A causal kernel holds all the code that a plain one does."""
-    if full:
+    if which == "full":
         dims, dtypes = (16, 32, 40, 64, 80, 96, 128, 192, 256), ("fp16", "bf16", "fp32")
         causal = (True, False)
         found = itertools.product(KERNELS, CAPABILITIES, dtypes, dims, causal)
+        return [Case(*case) for case in found]
+    if which == "masks":
+        masks, even = ("none", "boolean", "additive"), (True, False)
+        found = itertools.product(
+            KERNELS, CAPABILITIES, ("fp16",), (128,), (True,), masks, even
+        )
         return [Case(*case) for case in found]
     found = itertools.product(KERNELS, CAPABILITIES, ("fp16",), (64, 128))
     extra = [
@@ -66,21 +87,27 @@ def cases(full: bool) -> list[Case]:
         Case("query_gradient", 90, "fp16", 80, False, "boolean", even=False),
         Case("statistics", 90, "fp16", 128),
     ]
-    return [*(Case(*case) for case in found), *extra]
+    compared = [
+        Case("forward", 90, "fp16", d_k, causal=False, d_v=d_v, tiles=(r, c, warps, stages))
+        for r, c, d_k, d_v, warps, stages in COMPARED
+    ]
+    return [*(Case(*case) for case in found), *extra, *compared]
 
 
 def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
     """Constants, and warps and stages, as the module chooses them for this case."""
     dtype = torch.float32 if case.dtype == "fp32" else torch.float16
-    padded = flash_triton.padded(case.dim)
+    d_k, d_v = case.dim, case.d_v or case.dim
+    padded = [flash_triton.padded(width) for width in (d_k, d_v)]
     constants = {
-        **{"D_K": case.dim, "D_V": case.dim, "PADDED_K": padded, "PADDED_V": padded},
+        **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded[0], "PADDED_V": padded[1]},
         **{"CAUSAL": case.causal, "MASK": case.mask, "BLOCK_Q": 64, "EVEN": case.even},
         "ROWS": flash_triton.STATISTICS_ROWS,
     }
     options = {"num_warps": 4, "num_stages": 3}
     if case.kernel != "statistics":
-        tiles = flash_triton.choose_tiles(case.kernel, case.dim, dtype, case.capability)
+        tiles = flash_triton.choose_tiles(case.kernel, d_k, dtype, case.capability)
+        tiles = flash_triton.Tiles(*case.tiles) if case.tiles else tiles
         constants |= {"BLOCK_Q": tiles.queries, "BLOCK_K": tiles.keys}
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return constants, options
@@ -173,15 +200,17 @@ def compile_all(chosen: list[Case]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--masks", action="store_true")
     parser.add_argument("--json", type=int, nargs="?", const=0, metavar="CAPABILITY")
     arguments = parser.parse_args()
-    rows, chosen = [], cases(arguments.full)
+    which = "full" if arguments.full else "masks" if arguments.masks else "record"
+    rows, chosen = [], cases(which)
     if arguments.json:
         chosen = [case for case in chosen if case.capability == arguments.json]
     for row in compile_all(chosen):
         rows.append(row)
         print(json.dumps(row), flush=True)
-    if arguments.json is None and not arguments.full:
+    if arguments.json is None and which == "record":
         path = Path(__file__).parent / "results" / "flash_kernels.json"
         # One kernel a line, and nothing of this machine: it only compiled.
         lines = ",\n  ".join(map(json.dumps, rows))
