@@ -23,10 +23,8 @@ COMMENT = re.compile(r"\s*<!--([^|>]*)\|([^|>]*)\|([^|>]*)-->")
 HEAD = """\
 # Equations
 
-Every numbered equation of the book: its source, the code that computes it, the checks. An
-equation is derived in its chapter, or comes from a document that specifies the package: 000
-(*Attention Module*), 001 (the same, with feed-forward network and flash attention), 002
-(*Self Attention*), 003 (*Transformer Attention Modules*), 004 (*Attention Mechanisms*).
+Every numbered equation of the book: its source, the code that computes it, the checks. The
+equations of the documents that specify the package are marked in [](sources.md).
 """
 Links = dict[str, list[str]]
 

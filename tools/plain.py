@@ -126,7 +126,9 @@ def places(env: Any) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def authors(persons: list[Any]) -> str:
-    last = [" ".join(person.prelast_names + person.last_names) for person in persons]
+    # rich names: without the braces that keep a company's name in one piece
+    names = [person.rich_prelast_names + person.rich_last_names for person in persons]
+    last = [" ".join(map(str, parts)) for parts in names]
     return f"{last[0]} *et al.*" if len(last) > 2 else " and ".join(last)
 
 
