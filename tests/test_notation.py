@@ -1,4 +1,4 @@
-"""In each chapter, every letter of its formulas has one line of book/notation.md."""
+"""Every letter has one line of book/notation.md, and no term of the glossary is too early."""
 
 import re
 import sys
@@ -124,3 +124,49 @@ def test_the_check_finds_a_letter_that_is_not_there(formula, number, wrong):
 def test_the_check_finds_a_letter_with_two_meanings():
     twice = list(read_notation(PAGE + "| $x_j$ | places | | |\n"))
     assert len(unexplained("$$ x_m $$", 1, twice)["x", "m"]) == 2
+
+
+# The words: book/glossary.md says where each is explained.
+
+ORDINARY = {"block", "pass", "position", "program", "state", "value"}
+
+
+def read_glossary(text):
+    """Each term, and the first chapter that its explanation names."""
+    for term, said in re.findall(r"^(\w[^\n]*)\n  (.+)$", text, re.MULTILINE):
+        if term not in ORDINARY:
+            yield term, int(re.search(r"[Cc]hapters? (\d+)", said)[1])
+
+
+def said_before(term, text):
+    """The first sentence with the term, if it neither points to a chapter nor explains."""
+    for pattern in (r"<!--.*?-->", r"\$\$.*?\$\$", r"\$[^$]*\$", r"`[^`]*`"):
+        text = re.sub(pattern, "", text, flags=re.DOTALL)
+    for sentence in re.split(r"(?<=[.:?!])\s|\n", text):
+        if re.search(rf"\b{re.escape(term)}(s|es)?\b", sentence, re.IGNORECASE):
+            explained = re.search(rf"[Cc]hapter|\*{re.escape(term)}", sentence)
+            return [] if explained else [sentence]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("term", "chapter"),
+    list(read_glossary((ROOT / "book" / "glossary.md").read_text(encoding="utf-8"))),
+)
+def test_no_term_is_used_before_it_is_explained(term, chapter):
+    earlier = [c for c in CHAPTERS if c.number < chapter]
+    cells = [c for e in earlier for c in e.cells if c.cell_type == "markdown"]
+    assert said_before(term, "\n".join(c.source for c in cells)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Many tiles.", ["Many tiles."]),
+        ("None here. The *tile* is new. Tiles, then.", []),
+        ("First a tile of chapter 2. A tile.", []),
+        ("`tile` and $tile$", []),
+    ],
+)
+def test_the_check_finds_a_word_that_comes_too_early(text, wrong):
+    assert said_before("tile", text) == wrong
