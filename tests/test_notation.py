@@ -1,4 +1,4 @@
-"""Every letter has one line of book/notation.md, and no term of the glossary is too early."""
+"""Letters have one line of book/notation.md; terms come not before they are explained."""
 
 import re
 import sys

@@ -543,7 +543,7 @@ def test_the_page_lists_every_equation(root):
     write(
         root / "book/01_first.ipynb",
         "# First\n\n$$ a $$\n\n$$\nb |x|\n$$ (eq-b)\n\n"
-        "<!-- eq-b | document 000 | attnlib.base.half -->",
+        "<!-- eq-b | a paper | attnlib.base.half -->",
         BASE,
         ROOTS,
         OTHER,
@@ -556,6 +556,7 @@ def test_the_page_lists_every_equation(root):
         LATER,
         "$$ c . $$ (eq-c)\n<!-- eq-c | here | -->",
     )
+    (root / "book/api.md").write_text(".. autofunction:: attnlib.base.half\n")
     (root / "tests").mkdir()
     (root / "tests/test_it.py").write_text(
         'x = """\n# checks eq-z\n"""\n# checks eq-c\nassert 1\n'
@@ -568,7 +569,7 @@ def test_the_page_lists_every_equation(root):
         == """\
 [1. First](01_first.ipynb)
 
-{eq}`eq-b` Source: document 000. Code: {py:obj}`~attnlib.base.half`. Checked in \
+{eq}`eq-b` Source: a paper. Code: {py:obj}`~attnlib.base.half`. Checked in \
 {ref}`chapter 1 <cell-01-c4>`, {ref}`chapter 1 (2) <cell-01-c5>`.
 
 $$

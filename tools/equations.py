@@ -36,9 +36,10 @@ class Equation:
     source: str
     symbols: list[str]
 
-    def entry(self, checks: list[str]) -> str:
+    def entry(self, checks: list[str], public: tuple[str, ...]) -> str:
         """The equation on the page: no table, so that it fits a phone."""
-        code = ", ".join(f"{{py:obj}}`~{symbol}`" for symbol in self.symbols)
+        roles = {s: "{py:obj}`~" if s.startswith(public) else "`" for s in self.symbols}
+        code = ", ".join(f"{role}{symbol}`" for symbol, role in roles.items())
         facts = [f"Source: {self.source}.", *([f"Code: {code}."] if code else [])]
         facts.append(f"Checked in {', '.join(checks)}.")
         return f"{{eq}}`{self.label}` {' '.join(facts)}\n\n$$\n{self.formula}\n$$\n"
@@ -120,11 +121,12 @@ def page(chapters: list[Chapter], root: Path) -> str:
         faults.append(f"{label}: no equation has it, see {', '.join(checks[label])}")
     if faults:
         raise BookError("\n".join(sorted(faults)))
+    api = (root / "book" / "api.md").read_text(encoding="utf-8")
+    public = tuple(re.findall(r"^\.\. auto\w+:: ([\w.]+)", api, re.MULTILINE))
     parts = [HEAD]
-    for chapter, made in found.items():
-        if made:
-            parts.append(f"## [{chapter.number}. {chapter.title}]({chapter.path.name})\n")
-            parts += [equation.entry(checks[equation.label]) for equation in made]
+    for chapter, made in ((c, made) for c, made in found.items() if made):
+        parts.append(f"## [{chapter.number}. {chapter.title}]({chapter.path.name})\n")
+        parts += [equation.entry(checks[equation.label], public) for equation in made]
     return "\n".join(parts)
 
 
