@@ -147,7 +147,7 @@ def make_heads(
 
 
 class MultiHeadAttention(Layer):
-    """Concat(head_1, …, head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+    """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
     Args:
         embed_dim: features of a token, d_model; divisible by num_heads.
