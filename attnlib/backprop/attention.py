@@ -228,8 +228,9 @@ class ScaledDotProductAttention(Layer):
     ]:
         """The gradients of query, key and value; a mask gets none.
 
-        That of an added mask is `softmax_backward(d_output @ value.swapaxes(-2, -1),
-        weights)`, where nothing was dropped, summed over what the mask was repeated over.
+        That of an added mask is the gradient of the scores, `softmax_backward` of d_output
+        times the transpose of value, if nothing was dropped, summed over what the mask was
+        repeated over.
 
         Args:
             d_output: the gradient of the output (..., N, d_v).
