@@ -4,7 +4,8 @@
   package, with its file name as the caption.
 - Every code cell can be linked to: ``{ref}`text <cell-01-cell-id>```, where 01 is the
   number of the chapter and ``cell-id`` the id of the cell in the notebook.
-- A hidden cell that starts with ``# Solution`` is labeled "Show solution".
+- A hidden cell that starts with ``# Solution`` is labeled "Show solution". What else is
+  folded, and the marks of the equations: tools/fold_extension.py.
 - Plots keep their printed size; tables scroll inside themselves.
 - MathJax is served by the site itself, and a page loads only the files that it needs.
 """
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from fold_extension import fold
 from PIL import Image
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
-CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)\s*(?:\n|$)")
+CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)(?::.*)?\s*(?:\n|$)")
 PLAIN = re.compile(r'<span class="(?:n|o|p|w)">([^<]*)</span>')
 SCRIPTS = {  # of the installed packages; the book's own, in book/_static, are all loaded
     "_static/documentation_options.js",
@@ -60,6 +62,7 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
     title = cell_id
     for listing in list(cell.findall(nodes.literal_block))[:1]:
         code = listing.astext()
+        fold(cell, code)
         if match := CAPTION.match(code):
             title, code = match[1], code[match.end() :].lstrip("\n")
             listing.rawsource = code  # Sphinx highlights only where the two agree
@@ -67,7 +70,8 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
             cell["classes"].append("package-listing")
             caption = nodes.paragraph("", "", nodes.literal(title, title))
             caption["classes"].append("package-caption")
-            listing.parent.insert(0, caption)
+            if "hide_mode" not in cell:  # else the line that opens it says so
+                listing.parent.insert(0, caption)
         elif code.startswith("# Solution"):
             cell["classes"].append("solution")
             cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"

@@ -10,7 +10,11 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-CAPTION = re.compile(r"# attnlib/((?:[a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*)\.py\s*")
+# The first lines of cells, which say what a cell is; the site folds those with a sentence.
+CAPTION = re.compile(r"# attnlib/((?:[a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*)\.py(?:: +(.+))?\s*")
+CHECKS = re.compile(
+    r"# (checks|illustrates) (eq-[a-z0-9-]+(?:, eq-[a-z0-9-]+)*)(?:: +(.+))?"
+)
 
 
 class BookError(Exception):
@@ -88,6 +92,13 @@ def exported_module(chapter: Chapter, cell: NotebookNode) -> str | None:
         return match[1]
     where = chapter.where(cell)
     raise BookError(f"{where}: the caption {caption!r} should read '# attnlib/<module>.py'")
+
+
+def folded(source: str) -> bool:
+    """Whether a cell says what is in it, so that the site and Jupyter can fold it."""
+    first = source.partition("\n")[0]
+    match = CAPTION.fullmatch(first) or CHECKS.fullmatch(first)
+    return bool(match and match[match.re.groups])
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from address import Address, address
 from chapters import Chapter, parser, read_chapters, run
+from chapters import folded as is_folded
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from normalize import METADATA
@@ -64,10 +65,11 @@ def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[Noteb
     """A code cell, and the caption of its figure below it."""
     tags = FOLDED.intersection(cell.metadata.get("tags", []))
     source = plain.code(FILE.sub(rf'"{FOLDER}/\2"', cell.source))
-    made = new_code_cell(source, id=cell.id, metadata=folded() if tags else {})
-    if SOLUTION.match(source):
-        made.source = SOLUTION.sub(r"# @title \1", source, count=1)
-    else:
+    closed = tags or is_folded(source)
+    made = new_code_cell(source, id=cell.id, metadata=folded() if closed else {})
+    if closed:
+        made.source = re.sub(r"\A# (?!@)", "# @title ", source)
+    if not SOLUTION.match(source):
         made.outputs, made.execution_count = cell.outputs, cell.execution_count
     shown = cell.metadata.get("mystnb", {})
     if "figure" not in shown:

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from chapters import Chapter, exported_module
+from chapters import Chapter, exported_module, folded
 from nbformat import NotebookNode, from_dict
 from statements import statements
 
@@ -19,18 +19,18 @@ def normalize(chapter: Chapter) -> None:
     chapter.notebook.metadata = from_dict(METADATA)
     for cell in chapter.cells:
         cell.source = cell.source.rstrip()
-        cell.metadata = cell_metadata(cell.metadata)
+        cell.metadata = cell_metadata(cell.metadata, folded(cell.source))
         if cell.cell_type == "code":
             cell.outputs = outputs(cell.outputs)
     for cell, name in zip(chapter.cells, readable_ids(chapter), strict=True):
         cell.id = name
 
 
-def cell_metadata(old: NotebookNode) -> NotebookNode:
+def cell_metadata(old: NotebookNode, closed: bool) -> NotebookNode:
     """Tags, and what shows a figure; a cell hidden on the site is folded in Jupyter too."""
-    kept = {key: old[key] for key in ("tags", "mystnb", "jupyter") if old.get(key)}
-    if {"hide-cell", "hide-input"}.intersection(kept.get("tags", [])):
-        kept["jupyter"] = {**kept.get("jupyter", {}), "source_hidden": True}
+    kept = {key: old[key] for key in ("tags", "mystnb") if old.get(key)}
+    if closed or {"hide-cell", "hide-input"}.intersection(kept.get("tags", [])):
+        kept["jupyter"] = {"source_hidden": True}
     return from_dict(kept)
 
 

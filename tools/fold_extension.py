@@ -1,0 +1,103 @@
+"""What a page shows as one line, and the mark at each equation that leads to its check.
+
+- A listing whose caption says what it adds, ``# attnlib/<module>.py: a sentence``, is
+  folded; the line shows file, names, number of lines and the sentence.
+- So is a check with a sentence, ``# checks eq-name, eq-other: a sentence``; the line shows
+  the numbers of the equations. Its outputs stay in view.
+- Any other cell with the tag ``hide-input`` shows its first comment.
+- Behind an equation's number stands a link to the first assertion that checks it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from chapters import CAPTION, CHECKS, read_chapters
+from docutils import nodes
+from equations import LABEL, equations, find_checks
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parent.parent
+NUMBER = re.compile(
+    r'(<div class="math[^>]*id="equation-([\w-]+)">\s*<span class="eqno">\([\d.]+\))'
+)
+MARKS = {
+    "checks": ("✓", "Checked"),
+    "illustrates": ("≈", "Illustrated"),
+    "": ("≔", "Defined; used"),
+}
+
+
+def fold(cell: nodes.container, code: str) -> None:
+    """Make one line of a cell that says what it holds."""
+    first, _, rest = code.partition("\n")
+    line = ""
+    if (match := CAPTION.fullmatch(first)) and match[2]:
+        names = re.findall(r"^(?:class|def) (\w+)", rest, re.MULTILINE)
+        lines = sum(bool(text.strip()) for text in rest.splitlines())
+        shown = [f"attnlib/{match[1]}.py", ", ".join(names), f"{lines} lines"]
+        line = f"{' · '.join(filter(None, shown))}: {match[2]}"
+    elif (match := CHECKS.fullmatch(first)) and match[3]:
+        line = f"{MARKS[match[1]][1]}: {match[2]}: {match[3]}"
+        cell["classes"].append("check")
+    elif cell.get("hide_mode") == "input" and first.startswith("# "):
+        line = first.removeprefix("# ")
+    if line:
+        cell["hide_mode"], cell["prompt_show"], cell["prompt_hide"] = "input", line, line
+
+
+def name_equations(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """In the lines of checks, numbers in place of labels."""
+    numbers = {
+        anchor.removeprefix("equation-"): f"({'.'.join(map(str, number))})"
+        for kinds in app.env.toc_fignumbers.values()
+        for kind, found in kinds.items()
+        if kind == "displaymath"
+        for anchor, number in found.items()
+    }
+    for node in doctree.findall(
+        lambda n: isinstance(n, nodes.Element) and "prompt_show" in n
+    ):
+        for prompt in ("prompt_show", "prompt_hide"):
+            node[prompt] = re.sub(LABEL, lambda m: numbers.get(m[0], m[0]), node[prompt])
+
+
+def find_marks(app: Sphinx) -> None:
+    """For each label, the kind of its check and the place of it."""
+    chapters = read_chapters(ROOT)
+    links = find_checks(chapters, ROOT, [])
+    pages = {chapter.name[:2]: chapter.name for chapter in chapters}
+    app.config.marks = {}
+    for equation in (e for chapter in chapters for e in equations(chapter, [])):
+        places = re.findall(r"<(cell-(\d\d)-[^>]+)>", " ".join(links[equation.label]))
+        if places:
+            kind = "" if equation.source.startswith("definition") else "checks"
+            app.config.marks[equation.label] = kind, pages[places[0][1]], places[0][0]
+
+
+def mark_equations(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Behind the number of each equation, a link to its check."""
+
+    def mark(match: re.Match[str]) -> str:
+        if match[2] not in app.config.marks:
+            return match[1]
+        kind, where, cell = app.config.marks[match[2]]
+        sign, word = MARKS[kind]
+        place = f"#{cell}" if where == page else f"{where}.html#{cell}"
+        said = f"{word} by running code"
+        return f'{match[1]}<a class="eq-mark" href="{place}" title="{said}">{sign}</a>'
+
+    context["body"] = NUMBER.sub(mark, context.get("body", ""))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect the functions above."""
+    app.add_config_value("marks", {}, "")
+    app.connect("builder-inited", find_marks)
+    app.connect("doctree-resolved", name_equations)
+    app.connect("html-page-context", mark_equations, priority=905)
+    return {"version": "1"}
