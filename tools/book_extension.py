@@ -77,8 +77,7 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
             cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"
     if cell_id:
         docname = app.env.docname
-        chapter = re.match(r"\d+|.*", Path(docname).name)
-        label = f"cell-{chapter[0]}-{cell_id}"
+        label = f"cell-{Path(docname).name.partition('_')[0]}-{cell_id}"
         cell["ids"].append(label)
         std: Any = app.env.get_domain("std")
         std.anonlabels[label.lower()] = docname, label

@@ -37,8 +37,21 @@ class Chapter:
         return f"book/{self.path.name}"
 
     @property
-    def number(self) -> int:
-        return int(self.name[:2])
+    def key(self) -> str:
+        """`05` of a chapter, `A` of an appendix."""
+        return self.name.partition("_")[0]
+
+    @property
+    def number(self) -> int | str:
+        return int(self.key) if self.key.isdigit() else self.key
+
+    @property
+    def is_appendix(self) -> bool:
+        return not self.key.isdigit()
+
+    @property
+    def called(self) -> str:
+        return f"{'appendix' if self.is_appendix else 'chapter'} {self.number}"
 
     @property
     def cells(self) -> list[NotebookNode]:
@@ -68,14 +81,16 @@ class Chapter:
 
 
 def read_chapters(root: Path) -> list[Chapter]:
-    """The chapters of the book, in order."""
+    """The chapters of the book, in order; the appendices come last."""
     chapters: list[Chapter] = []
-    for path in sorted((root / "book").glob("[0-9][0-9]_*.ipynb")):
+    for path in sorted((root / "book").glob("*.ipynb")):
+        if not re.match(r"\d\d_|[A-Z]_", path.name):
+            continue
         try:
             notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
         except (ValueError, nbformat.ValidationError) as error:
             raise BookError(f"book/{path.name}: not a notebook: {error}") from error
-        if chapters and chapters[-1].name[:2] == path.name[:2]:
+        if chapters and chapters[-1].key == path.name.partition("_")[0]:
             raise BookError(
                 f"{chapters[-1].file} and book/{path.name} have the same number"
             )

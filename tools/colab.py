@@ -95,7 +95,7 @@ def closing(chapter: Chapter, plain: Plain) -> str:
     ]
     entries = [f"- {entry}" for entry in plain.references("\n".join(texts + captions))]
     book = plain.link("*Attention, derived*", f"{chapter.name}.html")
-    end = f"Chapter {chapter.number} of {book}. {LICENSE}"
+    end = f"{chapter.called[0].upper()}{chapter.called[1:]} of {book}. {LICENSE}"
     return "\n".join([*(["## References", "", *entries, ""] if entries else []), end])
 
 

@@ -95,7 +95,7 @@ def find_checks(chapters: list[Chapter], root: Path, faults: list[str]) -> Links
     for chapter in chapters:
         for cell in (cell for cell in chapter.cells if cell.cell_type == "code"):
             for label in checked(cell.source, chapter.where(cell), faults):
-                text, target = f"chapter {chapter.number}", f"<cell-{chapter.name[:2]}-"
+                text, target = chapter.called, f"<cell-{chapter.key}-"
                 if before := sum(target in link for link in checks[label]):
                     text += f" ({before + 1})"
                 checks[label].append(f"{{ref}}`{text} {target}{cell.id}>`")

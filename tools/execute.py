@@ -51,8 +51,8 @@ def report(chapter: Chapter, running: list[NotebookNode], error: Exception) -> s
 def select(chapters: list[Chapter], names: list[str]) -> list[Chapter]:
     """The chapters called by number, by name or by path; all, if none is."""
     wanted = {Path(name).stem for name in names}
-    chosen = [c for c in chapters if not wanted or wanted & {c.name, c.name[:2]}]
-    if unknown := wanted - {key for c in chosen for key in (c.name, c.name[:2])}:
+    chosen = [c for c in chapters if not wanted or wanted & {c.name, c.key}]
+    if unknown := wanted - {key for c in chosen for key in (c.name, c.key)}:
         there = ", ".join(c.name for c in chapters)
         raise BookError(f"no chapter {', '.join(sorted(unknown))}; there are: {there}")
     return chosen

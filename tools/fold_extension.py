@@ -68,10 +68,10 @@ def find_marks(app: Sphinx) -> None:
     """For each label, the kind of its check and the place of it."""
     chapters = read_chapters(ROOT)
     links = find_checks(chapters, ROOT, [])
-    pages = {chapter.name[:2]: chapter.name for chapter in chapters}
+    pages = {chapter.key: chapter.name for chapter in chapters}
     app.config.marks = {}
     for equation in (e for chapter in chapters for e in equations(chapter, [])):
-        places = re.findall(r"<(cell-(\d\d)-[^>]+)>", " ".join(links[equation.label]))
+        places = re.findall(r"<(cell-(\w+?)-[^>]+)>", " ".join(links[equation.label]))
         if places:
             kind = "" if equation.source.startswith("definition") else "checks"
             app.config.marks[equation.label] = kind, pages[places[0][1]], places[0][0]

@@ -94,7 +94,7 @@ def refuse_second_definitions(made: list[Module]) -> None:
 
 
 def check_imports(module: Module, modules: dict[str, Module]) -> None:
-    """Imports inside the package run downwards, and name what is there."""
+    """Imports inside the package run downwards, or to an appendix, and name what is there."""
     for s in module.imports:
         line = ast.unparse(s.node)
         if not re.match(r"import attnlib\b|from (attnlib\b|\.)", line):
@@ -105,8 +105,8 @@ def check_imports(module: Module, modules: dict[str, Module]) -> None:
             fault = "write `from attnlib.<module> import …`, a module that a chapter makes"
         elif source.chapter is module.chapter:
             fault = "leave it out, names of the same chapter are imported automatically"
-        elif source.chapter.number > module.chapter.number:
-            fault = f"{source.file} comes later, in chapter {source.chapter.number}"
+        elif module.chapter.key < source.chapter.key and not source.chapter.is_appendix:
+            fault = f"{source.file} comes later, in {source.chapter.called}"
         elif missing := {alias.name for alias in s.node.names} - source.names:
             fault = f"{source.file} does not define {', '.join(sorted(missing))}"
         if fault:

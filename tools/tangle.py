@@ -18,7 +18,7 @@ from modules import Module, read_modules
 from statements import formatted, sections
 
 DERIVED = re.compile(
-    r'\s+Derived\s+in\s+chapter\s+\d+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
+    r'\s+Derived\s+in\s+(?:chapter|appendix)\s+\w+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
 )
 REMEDY = """
 If the chapter is right, run: make chapters
@@ -28,7 +28,7 @@ If the module is right, run:  python tools/tangle.py --update"""
 def assembled(module: Module, root: Path) -> str:
     """The module's text: docstring, imports, definitions."""
     chapter = module.chapter
-    source = f'Derived in chapter {chapter.number}, "{chapter.title}" ({chapter.file}).'
+    source = f'Derived in {chapter.called}, "{chapter.title}" ({chapter.file}).'
     source = textwrap.fill(source, 92, break_on_hyphens=False)
     docstring = f'{module.docstring[:-3].rstrip()}\n\n{source}\n"""'
     imports = [s.text for s in module.imports]
