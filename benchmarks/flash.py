@@ -329,8 +329,8 @@ def main() -> None:
         "roof": lambda: roof(rounds),
         "powers": lambda: powers(rounds),
         "parts": lambda: parts(8, 4096, rounds),
-        "steps": lambda: steps(8, 2048, rounds),
-        "many": lambda: many(192, 512, rounds),
+        "steps": lambda: steps(8, 2048, 3 * rounds),
+        "many": lambda: many(192, 512, 2 * rounds),
         "speed": lambda: speed(rounds),
         "lengths": lambda: [length_row(tokens, max(3, rounds // 3)) for tokens in LENGTHS],
     }
