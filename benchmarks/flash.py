@@ -54,9 +54,7 @@ def ratios(times: dict[str, list[float]]) -> dict[str, float]:
     }
 
 
-def on_one_thread(
-    calls: dict[str, Callable[[], object]], rounds: int
-) -> dict[str, float]:
+def on_one_thread(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Ratios to PyTorch's function, of the least processor time of each on one thread.
 
     What else runs on the machine can only add to it, so that the least is closest.
