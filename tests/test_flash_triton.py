@@ -34,8 +34,8 @@ if importlib.util.find_spec("triton") is None:
         pytest.fail("no triton found, but CI has to run the kernels", pytrace=False)
     pytest.skip("no triton found", allow_module_level=True)
 
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+import triton
+import triton.language as tl
 
 # The import hook leaves the kernels' module alone (conftest.py says why): checked here.
 flash_attention_triton = jaxtyped(typechecker=beartype)(attnlib.flash_attention_triton)
