@@ -9,6 +9,7 @@ either interprets or compiles.
     python benchmarks/flash_kernels.py --json 90  the same for one compute capability
     python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
     python benchmarks/flash_kernels.py --masks    prints every kind of mask
+    ... --masks --json 90                         the same for one compute capability
 """
 
 import argparse
@@ -201,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--masks", action="store_true")
+    parser.add_argument("--record", action="store_true", help="what the record has")
     parser.add_argument("--json", type=int, nargs="?", const=0, metavar="CAPABILITY")
     arguments = parser.parse_args()
     which = "full" if arguments.full else "masks" if arguments.masks else "record"

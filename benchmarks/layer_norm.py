@@ -1,7 +1,8 @@
 """Time of layer normalization as multiples of the time of a copy.
 
 Three ways: written out operation by operation, LayerNorm, and nn.LayerNorm. The copy goes
-into memory that is there; a clone, timed with them, asks for memory as they do.
+into memory that is there; a clone, timed with them, asks for memory as they do. All on one
+thread: a second one adds its waiting to the short operations, and little to the speed.
 
 python benchmarks/layer_norm.py    writes results/layer_norm.json
 """
@@ -49,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=41)
     rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
     rows = []
     with torch.inference_mode():
         for tokens, features in SHAPES:

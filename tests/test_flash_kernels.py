@@ -5,6 +5,7 @@ benchmarks/flash_kernels.py runs in processes of its own.
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -34,6 +35,7 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Bytes a thread, for so many features. The keys' and values' kernel needs all 255 registers
 # and keeps a few of them in memory: about 1 in 100 of its loop's instructions.
 SPILL_LIMIT = {128: 40, 256: 80}
+MASKED_SPILL_LIMIT = 256  # the tiles were chosen for kernels without a mask
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
@@ -54,6 +56,7 @@ def problems(row):
     if row["shared"] > SHARED_LIMIT[row["capability"]]:
         found.append(f"{row['shared']} bytes of shared memory")
     limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
+    limit = limit if row["mask"] == "none" else MASKED_SPILL_LIMIT
     if max(row["spill_stores"], row["spill_loads"]) > limit:
         found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
     if row["serialized"]:
@@ -82,22 +85,41 @@ def capability(pytestconfig):
     return 0 if pytestconfig.getoption("--thorough") else 90
 
 
+def compiled(which, capability):
+    """What benchmarks/flash_kernels.py finds."""
+    found = run(BENCHMARKS / "flash_kernels.py", which, "--json", str(capability))
+    return [json.loads(line) for line in found]
+
+
 @pytest.fixture(scope="module")
 def rows(capability):
-    """What benchmarks/flash_kernels.py finds."""
-    found = run(BENCHMARKS / "flash_kernels.py", "--json", str(capability))
-    return [json.loads(line) for line in found]
+    """The kernels of the record."""
+    return compiled("--record", capability)
 
 
 def test_all_were_compiled(rows, capability):
     """None is missing."""
     names = Case._fields
-    wanted = [c for c in cases(full=False) if capability in (0, c.capability)]
-    assert [Case(*(row[name] for name in names)) for row in rows] == wanted
+    wanted = [c for c in cases("record") if capability in (0, c.capability)]
+    found = [Case(*(row[name] for name in names)) for row in rows]
+    assert [case._replace(tiles=tuple(case.tiles)) for case in found] == wanted
 
 
 def test_resources_and_instructions(rows):
-    """Shared memory, spills and tensor cores."""
+    """Shared memory, spills and tensor cores, with the tiles of the table."""
+    rows = [row for row in rows if not row["tiles"]]  # of the others, one is too large
+    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
+    assert not {case: words for case, words in bad.items() if words}
+
+
+def test_every_kind_of_mask(capability):
+    """Each kernel with each, with full tiles and with others."""
+    rows = compiled("--masks", capability)
+    found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
+    kernels = ("forward", "query_gradient", "key_value_gradient")
+    capabilities = [capability] if capability else [80, 90, 100]
+    masks, even = ("none", "boolean", "additive"), (True, False)
+    assert found == set(itertools.product(kernels, capabilities, masks, even))
     bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
     assert not {case: words for case, words in bad.items() if words}
 
@@ -111,26 +133,37 @@ def test_the_record_is_up_to_date(rows, capability):
     assert (record["triton"], kernels) == (triton.__version__, rows)
 
 
-# Goes through a launch up to the GPU. A stand-in says that there is an H100; Triton then
-# finds types and constants by itself.
-LAUNCH = """
-import flash_kernels
+# Goes through a launch up to the GPU. A stand-in says that there is one; Triton then finds
+# types and constants by itself.
+STAND_IN = """
+import sys
+
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from attnlib import flash_triton
 
+CAPABILITY = int(sys.argv[1])
+
 
 class NoGPU:
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", CAPABILITY, 32)
 
     def get_current_device(self):
         return 0
 
     def get_current_stream(self, device):
         return 0
+
+
+driver.set_active(NoGPU())
+flash_triton.capability_of = lambda tensor: CAPABILITY
+"""
+
+LAUNCH = """
+import flash_kernels
 
 
 def compare(kernel, programs, device, *args, **options):
@@ -144,9 +177,7 @@ def compare(kernel, programs, device, *args, **options):
     print(name)
 
 
-driver.set_active(NoGPU())
 flash_triton.launch = compare
-flash_triton.capability_of = lambda tensor: 90
 inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
 output, lse = flash_triton.run_forward(*inputs, None, True, 0.1)
 numbers = flash_triton.run_statistics(output, output, lse, lse)
@@ -157,7 +188,56 @@ flash_triton.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True
 def test_a_launch_compiles_the_same():
     """Types, constants and what 16 divides are what Triton finds in a launch."""
     kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
-    assert run("-c", LAUNCH) == kernels
+    assert run("-c", STAND_IN + LAUNCH, "90") == kernels
+
+
+# A size or a stride of 1 becomes a constant, one that 16 divides is known to be so: each
+# makes another program. Triton would compile them at the first launch, before a user.
+SIZES = """
+import itertools
+
+
+def compile_it(kernel, programs, device, *args, **options):
+    done = kernel.warmup(*args, grid=(programs,), **options)
+    assert "cubin" in done.asm
+    print(kernel.__name__, flush=True)
+
+
+def masks(kind, batch, heads, queries, keys):
+    if kind == "none":
+        return None
+    dtype = torch.uint8 if kind == "boolean" else torch.float16
+    rows = torch.zeros(queries, 1, dtype=dtype)  # with strides of 0, and of 1
+    return rows.expand(batch, heads, queries, keys)
+
+
+flash_triton.launch = compile_it
+sizes = ((1, 1, 1, 1, 1), (2, 1, 1, 40, 17), (1, 2, 40, 1, 16), (1, 1, 1, 64, 64))
+kinds, causal = ("none", "boolean", "additive"), (False, True)
+if sys.argv[2] == "few":
+    sizes, causal = sizes[:2], (True,)
+for size, kind, is_causal in itertools.product(sizes, kinds, causal):
+    batch, heads, queries, keys, dim = size
+    mask = masks(kind, batch, heads, queries, keys)
+    query = torch.zeros(batch, queries, heads, dim).half().transpose(1, 2)
+    key, value = (torch.zeros(batch, heads, keys, dim).half() for _ in range(2))
+    output, lse = flash_triton.run_forward(query, key, value, mask, is_causal, 1.0)
+    numbers = flash_triton.run_statistics(output, output, lse, lse)
+    rest = (output, numbers, is_causal, 1.0, (True, True))
+    flash_triton.run_backward(query, key, value, mask, *rest)
+"""
+
+
+@pytest.mark.parametrize("of", (80, 90, 100))
+def test_sizes_that_become_constants(of, capability):
+    """One batch, one head, one query, one key, one feature, with every kind of mask."""
+    if capability not in (0, of):
+        pytest.skip("--thorough compiles for each")
+    few = "few" if capability else "all"
+    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    times = 2 * 3 if capability else 4 * 3 * 2
+    names = [f"{kernel}_kernel" for kernel in kernels] * times
+    assert run("-c", STAND_IN + SIZES, str(of), few) == names
 
 
 def test_the_report_of_ptxas_is_read():
@@ -187,6 +267,8 @@ GOOD = {
         ({"spill_stores": 84, "dim": 192}, ["84 + 0 bytes spilled"]),
         ({"spill_stores": 44}, ["44 + 0 bytes spilled"]),
         ({"spill_loads": 44}, ["0 + 44 bytes spilled"]),
+        ({"spill_stores": 256, "mask": "boolean"}, []),
+        ({"spill_loads": 260, "mask": "additive"}, ["0 + 260 bytes spilled"]),
         ({"serialized": True}, ["wgmma instructions serialized"]),
         ({"tensor_core": ["mma.sync"]}, ["no wgmma.mma_async"]),
         ({"tensor_core": [], "dtype": "fp32"}, []),

@@ -1,9 +1,11 @@
 """The Triton kernels, interpreted on the CPU, against attention written in eight lines."""
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +15,27 @@ from jaxtyping import jaxtyped
 import attnlib
 from attnlib import FlashAttention, MultiHeadAttention, flash_triton
 from attnlib.flash import BACKENDS
-from attnlib.flash_triton import TILES, TILES_FLOAT32, Tiles, TritonFunction, choose_tiles
+from attnlib.flash_triton import (
+    OLDEST_TRITON,
+    STATISTICS_ROWS,
+    TILES,
+    TILES_FLOAT32,
+    TILES_INTERPRETED,
+    Matrix,
+    Tiles,
+    TritonFunction,
+    choose_tiles,
+    refusal,
+    tile_of,
+)
 
 if importlib.util.find_spec("triton") is None:
     if os.environ.get("CI") and sys.platform == "linux":
         pytest.fail("no triton found, but CI has to run the kernels", pytrace=False)
     pytest.skip("no triton found", allow_module_level=True)
+
+import triton
+import triton.language as tl
 
 # The import hook leaves the kernels' module alone (conftest.py says why): checked here.
 flash_attention_triton = jaxtyped(typechecker=beartype)(attnlib.flash_attention_triton)
@@ -221,6 +238,22 @@ def test_strides_of_the_incoming_gradient():
     assert all(torch.equal(a, b) for a, b in zip(flat, ones, strict=True))
 
 
+@triton.jit
+def offsets_kernel(matrix, out, start, row, column):
+    view = Matrix(matrix, row, column, 100, 2)
+    pointers, _ = tile_of(view, start, 4, 2)
+    at = tl.arange(0, 4)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(out + at, pointers.to(tl.int64) - matrix.to(tl.int64))
+
+
+def test_offsets_have_64_bits():
+    """A row of a large tensor may begin beyond 2³¹ entries; nothing is read here."""
+    row, column, out = 2**30 + 5, 2**31 - 1, torch.empty(4, 2, dtype=torch.int64)
+    offsets_kernel[(1,)](torch.empty(1), out, 3, row, column)
+    entries = [[(3 + i) * row + j * column for j in range(2)] for i in range(4)]
+    assert (out // 4).tolist() == entries
+
+
 def test_queries_that_see_nothing():
     """Output 0, log-sum-exp −inf and gradient 0, even if NaN comes for that log-sum-exp."""
     query, key, value = (tensor.requires_grad_() for tensor in draw(50, 20, 16))
@@ -289,6 +322,24 @@ def test_a_mask_in_half_precision():
     """An additive mask has the dtype of the query."""
     mask = torch.linspace(-1, 1, 40, dtype=torch.float16)
     agree(draw(33, 40, 16, dtype=torch.float16), mask=mask)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's, which `hide` mends
+@pytest.mark.parametrize("scale", [0.125, 0.5, 1.0, 3.0, -0.5])
+@pytest.mark.parametrize("attend", [attnlib.flash_attention, flash_attention_triton])
+def test_the_lowest_number_is_no_minus_infinity(attend, scale):
+    """A query that has it for every key gets the mean, in both backends, at any scale."""
+    query, key, value = draw(20, 40, 16, 24)
+    mask = torch.zeros(20, 40)
+    mask[3] = mask[4, 10:] = torch.finfo(mask.dtype).min
+    mask[5] = -torch.inf
+    output = attend(query, key, value, mask, scale=scale)
+    exact = [tensor.double() for tensor in (query, key, value)]
+    expected, _ = oracle(*exact, mask.double(), scale=scale)
+    torch.testing.assert_close(output.double(), expected, atol=2e-5, rtol=2e-5)
+    mean = value.mean(dim=-2, keepdim=True)
+    torch.testing.assert_close(output[..., 3:4, :], mean, atol=1e-6, rtol=1e-6)
+    assert not output[..., 5, :].any()
 
 
 def test_only_some_gradients():
@@ -371,6 +422,57 @@ def test_auto_takes_what_the_kernels_can(monkeypatch, change, capability, suited
     assert BACKENDS["triton"].suits(tensor, tensor, tensor) is suited
 
 
+@pytest.mark.parametrize("version", ["2.1.0", "3.0.0", "3.2.0"])
+def test_an_older_triton_is_refused(monkeypatch, version):
+    """Before a kernel is compiled, and with the least version in the message."""
+    monkeypatch.setattr(triton, "__version__", version)
+    expected = f"expected triton 3.3 or newer, got {version}"
+    with pytest.raises(RuntimeError, match=expected):
+        flash_attention_triton(*draw(4, 4, 16))
+
+
+@pytest.mark.parametrize("version", ["3.3.0", "3.7.1+git1", "3.10.0", "4.0"])
+def test_a_newer_triton_is_taken(monkeypatch, version):
+    """Versions are compared as numbers."""
+    monkeypatch.setattr(triton, "__version__", version)
+    query, _, value = draw(4, 4, 16)
+    assert refusal(query, value, None) is None
+
+
+def test_the_workflow_runs_the_oldest_triton():
+    """The least version that the kernels take is the one that is tried."""
+    workflow = Path(__file__).parent.parent / ".github" / "workflows" / "tests.yml"
+    least = ".".join(map(str, OLDEST_TRITON))
+    assert f"triton=={least}.0" in workflow.read_text(encoding="utf-8")
+
+
+def test_a_gpu_of_amd_is_refused(monkeypatch):
+    """PyTorch calls it cuda, too."""
+    monkeypatch.setattr(flash_triton, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", "6.2.4")
+    tensor = Elsewhere()
+    assert "expected a GPU of NVIDIA, got one of AMD" in str(refusal(tensor, tensor, None))
+    assert not BACKENDS["triton"].suits(tensor, tensor, None)
+
+
+@pytest.mark.parametrize("attend", [attnlib.flash_attention, flash_attention_triton])
+def test_autocast_as_pytorch_has_it(attend):
+    """The dtype of F.scaled_dot_product_attention, whatever comes in; float64 stays."""
+    ready = torch.nn.functional.scaled_dot_product_attention
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for dtype, other in itertools.product(dtypes, dtypes):
+            query, key, value = draw(9, 11, 16, dtype=dtype)
+            query, mask = query.to(other), torch.zeros(9, 11, dtype=other)
+            query.requires_grad_()
+            output = attend(query, key, value, mask)
+            assert output.dtype == ready(query, key, value, mask).dtype == torch.bfloat16
+            (gradient,) = torch.autograd.grad(output.sum(), query)
+            assert gradient.dtype == other
+        wide = draw(9, 11, 16, dtype=torch.float64)
+        assert ready(*wide).dtype == attnlib.flash_attention(*wide).dtype == torch.float64
+
+
 def test_auto_asks_the_backends(monkeypatch):
     """The last one that suits; on a CPU that is PyTorch, unless told otherwise."""
     used = []
@@ -405,6 +507,12 @@ def test_plugged_into_many_heads():
         gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_the_statistics_are_filled_up_for_every_tile():
+    """The kernels read whole blocks of them; they refuse to be compiled otherwise."""
+    tables = [*TILES.values(), *TILES_FLOAT32.values(), TILES_INTERPRETED]
+    assert all(STATISTICS_ROWS % tiles.queries == 0 for tiles in tables)
 
 
 def test_table_of_tiles():

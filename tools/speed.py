@@ -28,10 +28,13 @@ def table(head: str, rows: Iterable[Iterable[str]], texts: int) -> str:
 def machines(records: Iterable[Record]) -> str:
     """The machine that the records come from, or each that does."""
     sentence = (
-        "*Float32, medians of runs that take turns, on {cpu}, {threads} threads, "
+        "*Float32, medians of runs that take turns, on {cpu}, up to {threads} threads, "
         "{system}, with Python {python} and PyTorch {torch}.*\n"
     )
-    return "\n".join(dict.fromkeys(sentence.format(**r["machine"]) for r in records))
+    records = list(records)
+    most = max(record["machine"]["threads"] for record in records)
+    machines = [{**record["machine"], "threads": most} for record in records]
+    return "\n".join(dict.fromkeys(sentence.format(**machine) for machine in machines))
 
 
 def layers(multi_head: Record, layer_norm: Record) -> str:
@@ -45,9 +48,8 @@ def layers(multi_head: Record, layer_norm: Record) -> str:
             rows.append([f"`nn.MultiheadAttention`, {how}", size, *ratios])
     for row in layer_norm["rows"]:
         size = "{tokens} × {features}".format(**row)
-        rows.append(
-            ["`nn.LayerNorm`", size, f"{row['ours_ms'] / row['theirs_ms']:.2f}", ""]
-        )
+        ratio = f"{row['ours_ms'] / row['theirs_ms']:.2f}"
+        rows.append(["`nn.LayerNorm`, on one thread", size, ratio, ""])
     head = "beside | size | forward | + backward"
     return table(head, rows, texts=2)
 
