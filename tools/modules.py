@@ -94,7 +94,7 @@ def refuse_second_definitions(made: list[Module]) -> None:
 
 
 def check_imports(module: Module, modules: dict[str, Module]) -> None:
-    """Imports inside the package run downwards, or to an appendix, and name what is there."""
+    """Imports run downwards, or to an appendix, and name what is there."""
     for s in module.imports:
         line = ast.unparse(s.node)
         if not re.match(r"import attnlib\b|from (attnlib\b|\.)", line):

@@ -1,0 +1,111 @@
+"""A chapter carries its reader: what is open on the page, and what is one click away.
+
+The chapters in STORY have this form; the others will take it.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+from chapters import exported_module, folded, read_chapters
+from equations import EQUATION
+
+ROOT = Path(__file__).resolve().parent.parent
+STORY: set[str] = set()
+SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
+CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+CHAPTERS = [c for c in read_chapters(ROOT) if c.name in STORY]
+each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
+
+
+def is_open(cell):
+    return not folded(cell.source) and not CLOSED & set(cell.metadata.get("tags", []))
+
+
+def code_cells(chapter):
+    return [cell for cell in chapter.cells if cell.cell_type == "code"]
+
+
+def lines(cell):
+    return sum(bool(line.strip()) for line in cell.source.splitlines())
+
+
+@each_chapter
+def test_the_package_keeps_out_of_the_way(chapter):
+    shown = [cell for cell in code_cells(chapter) if is_open(cell)]
+    listings = [cell for cell in shown if exported_module(chapter, cell)]
+    for cell in listings:
+        assert lines(cell) <= LONGEST, f"{chapter.where(cell)}: {lines(cell)} lines"
+    share = sum(map(lines, listings)) / sum(map(lines, shown))
+    assert share <= SHARE, f"{share:.0%} of the open code is the package's"
+
+
+def names_of(cell):
+    """What a cell defines, and what it uses, at its top level or inside."""
+    nodes = list(ast.walk(ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.M))))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    made = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    made |= {
+        alias.asname or alias.name
+        for n in nodes
+        if hasattr(n, "names")
+        for alias in (n.names if isinstance(n, ast.Import | ast.ImportFrom) else [])
+    }
+    stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return made | stored, {n.id for n in names if isinstance(n.ctx, ast.Load)}
+
+
+@each_chapter
+def test_nothing_open_needs_what_is_folded(chapter):
+    """A reader of the open code alone finds every name that it uses."""
+    seen, hidden = set(), {}
+    for cell in code_cells(chapter):
+        made, used = names_of(cell)
+        if is_open(cell):
+            missing = {name: hidden[name] for name in used & hidden.keys() - seen - made}
+            assert not missing, f"{chapter.where(cell)} uses what is folded: {missing}"
+            seen |= made
+        elif not exported_module(
+            chapter, cell
+        ):  # a listing's caption names what it defines
+            hidden.update(dict.fromkeys(made, cell.id))
+
+
+@each_chapter
+def test_a_picture_comes_before_the_first_equation(chapter):
+    for cell in chapter.cells:
+        if "figure" in cell.metadata.get("mystnb", {}) or "<img" in cell.source:
+            return
+        labels = [match[2] for match in EQUATION.finditer(cell.source) if match[2]]
+        if cell.cell_type == "markdown" and labels:
+            raise AssertionError(f"{labels[0]} comes before any picture")
+
+
+@each_chapter
+def test_a_chapter_is_short_enough(chapter, site, browser):
+    page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    page.goto((site / f"{chapter.name}.html").as_uri())
+    page.evaluate("() => MathJax.startup.promise")
+    screens = page.evaluate("document.querySelector('article').scrollHeight") / 1000
+    page.close()
+    assert screens <= SCREENS, f"{screens:.1f} screens of 1440 × 1000"
+
+
+@each_chapter
+def test_every_equation_has_a_mark_that_leads_to_its_check(chapter, site, browser):
+    page = browser.new_page()
+    page.goto((site / f"{chapter.name}.html").as_uri())
+    marks = page.eval_on_selector_all(
+        ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
+    )
+    text = "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
+    assert len(marks) == sum(bool(match[2]) for match in EQUATION.finditer(text))
+    for place in {place for place in marks if place.startswith("#")}:
+        page.goto((site / f"{chapter.name}.html").as_uri() + place)
+        assert page.locator(f"[id='{place[1:]}'] pre").first.is_visible(), place
+    page.close()
