@@ -19,7 +19,7 @@ class Mutant(NamedTuple):
     """A change, made in `tree` until the next one is asked for."""
 
     place: dict[str, str]  # the definition, the line as it was, and the change
-    circles: list[range]  # the lines of the change, and of the definitions around it
+    circles: list[range]  # the line of the change, and those of the functions around it
     tree: ast.Module
 
 
@@ -35,7 +35,8 @@ def mutants(source: str) -> Iterator[Mutant]:
                 "line": source.splitlines()[node.lineno - 1].strip(),
                 "change": change,
             }
-            circles = [range(n.lineno, n.end_lineno + 1) for n in around]
+            functions = [n for n in around if isinstance(n, ast.FunctionDef)]
+            circles = [range(n.lineno, n.end_lineno + 1) for n in functions]
             before = getattr(owner, name)
             after = new
             if isinstance(before, list):

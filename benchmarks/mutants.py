@@ -15,13 +15,13 @@ python benchmarks/mutants.py projection   renews what it says of this module
 import argparse
 import ast
 import gc
+import itertools
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +37,7 @@ from paired import write_record
 
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = "what runs when a module is imported, annotations, f-strings, Triton's kernels"
+ENOUGH = 60  # seconds of tests for a mutant: the slowest are spared to those that survive
 Lines = dict[str, list[str]]  # by the number of a line, the tests that come by
 
 
@@ -75,6 +76,7 @@ class Trial:
     def __init__(self, root: Path, modules: list[str], jobs: int) -> None:
         self.root, self.modules, self.jobs = root, modules, jobs
         self.seconds: dict[str, float] = {}
+        self.elsewhere: set[str] = set()
         self.record: dict[str, dict[str, Any]] = {}
 
     def pytest_configure(self) -> None:
@@ -90,6 +92,8 @@ class Trial:
             found = Path(folder, "found.json")
             os.waitpid(fork(lambda: self.watch(found)), 0)
             self.seconds, lines = json.loads(found.read_text(encoding="utf-8"))
+        near = {test for own in lines.values() for tests in own.values() for test in tests}
+        self.elsewhere = {test for test, s in self.seconds.items() if s < 0.1} - near
         print(f"{len(self.seconds)} of {len(self.items)} tests pass", flush=True)
         for name in self.modules:
             self.record[name] = self.try_module(name, lines.get(name, {}))
@@ -124,12 +128,18 @@ class Trial:
         return True
 
     def nearest(self, mutant: Mutant, lines: Lines) -> list[str]:
-        """The tests of a module in wider and wider circles, in each the quick ones first."""
+        """The tests that come by the line, those that come by its function, and those
+        that come by no function and are quick, as they may look at a signature.
+        """
+        circles = [
+            {test for line in circle for test in lines.get(str(line), [])}
+            for circle in mutant.circles
+        ]
         order: dict[str, None] = {}
-        for circle in (*mutant.circles, lines):
-            near = {test for line in circle for test in lines.get(str(line), [])}
-            order |= dict.fromkeys(sorted(near, key=self.seconds.__getitem__))
-        return list(order)
+        for circle in (*circles, self.elsewhere):
+            order |= dict.fromkeys(sorted(circle, key=self.seconds.__getitem__))
+        total = itertools.accumulate(self.seconds[test] for test in order)
+        return [test for test, s in zip(order, total, strict=True) if s < ENOUGH]
 
     def survives(self, name: str, mutant: Mutant, tests: list[str]) -> bool:
         """Whether all these tests pass with the mutant planted, in this process."""
@@ -146,7 +156,7 @@ class Trial:
             number, place = running.pop(child)
             if status == 0:
                 survivors[number] = place
-                print(f"{name}: {place}", flush=True)
+                print(f"{name}:", ": ".join(place.values()), flush=True)
 
         for count, mutant in enumerate(mutants(path.read_text(encoding="utf-8")), 1):
             tests = self.nearest(mutant, lines)
