@@ -1,7 +1,9 @@
-"""The mutants of a module: its syntax tree with one place changed, for mutants.py."""
+"""The mutants of a module, each with one place changed, and how they are planted."""
 
 import ast
+import gc
 from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import NamedTuple
 
 SWAPS = {
@@ -103,3 +105,19 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Expr() | ast.Raise() | ast.Assert() | ast.Break() | ast.Continue():
             # Left out; what it names still counts among the variables of its function.
             yield ast.If(ast.Constant(False), [node], [])
+
+
+def plant(module: ModuleType, tree: ast.Module) -> None:
+    """Gives the functions of an imported module the code and defaults of a changed one."""
+    originals, changed = functions(module), ModuleType(module.__name__)
+    exec(compile(tree, str(module.__file__), "exec"), vars(changed))
+    for name, function in functions(changed).items():
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            setattr(originals[name], part, getattr(function, part))
+
+
+def functions(module: ModuleType) -> dict[str, FunctionType]:
+    """The functions that a module has made, beneath whatever is wrapped around them."""
+    every = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
+    own = (function for function in every if function.__globals__ is vars(module))
+    return {f.__qualname__: f for f in own if "<" not in f.__qualname__}

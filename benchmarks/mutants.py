@@ -1,20 +1,20 @@
 """Faults planted in the package by a program: which of them does no test notice?
 
-Each module is changed in one place at a time: a comparison, a sign, a number, a default, a
-condition, a keyword or a statement left out. pytest collects the tests once; for each change,
-a fork of this process gives the module's functions the code of the changed one and runs the
-tests that come by the line, then by its definition, then by the module, until one fails.
+Each module is changed in one place at a time: a comparison, a sign, a number, a default,
+a condition, a keyword or a statement left out. pytest collects the tests once. For each
+change, a fork of this process plants it and runs the tests that come by the line, those
+that come by its function, and the quick ones that come by no function, as they may look
+at signatures, until one fails.
 
 Why no test can tell a survivor from the original, or none needs to, stands in
-mutants_equivalent.toml; survivors that are not there are named at the end.
+mutants_equivalent.toml, which tests/test_mutants.py compares with the record.
 
-python benchmarks/mutants.py              writes results/mutants.json, in hours
+python benchmarks/mutants.py              writes results/mutants.json, in an hour or two
 python benchmarks/mutants.py projection   renews what it says of this module
 """
 
 import argparse
 import ast
-import gc
 import itertools
 import json
 import os
@@ -25,13 +25,12 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 import coverage
 import pytest
 from _pytest.runner import runtestprotocol
-from changes import Mutant, mutants
+from changes import Mutant, mutants, plant
 from hypothesis import Phase, settings
 from paired import write_record
 
@@ -39,22 +38,6 @@ HERE = Path(__file__).resolve().parent
 LEFT_OUT = "what runs when a module is imported, annotations, f-strings, Triton's kernels"
 ENOUGH = 60  # seconds of tests for a mutant: the slowest are spared to those that survive
 Lines = dict[str, list[str]]  # by the number of a line, the tests that come by
-
-
-def plant(module: ModuleType, tree: ast.Module) -> None:
-    """Gives the functions of an imported module the code and defaults of a changed one."""
-    originals, changed = functions(module), ModuleType(module.__name__)
-    exec(compile(tree, str(module.__file__), "exec"), vars(changed))
-    for name, function in functions(changed).items():
-        for part in ("__code__", "__defaults__", "__kwdefaults__"):
-            setattr(originals[name], part, getattr(function, part))
-
-
-def functions(module: ModuleType) -> dict[str, FunctionType]:
-    """The functions that a module has made, beneath whatever is wrapped around them."""
-    every = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
-    own = (function for function in every if function.__globals__ is vars(module))
-    return {f.__qualname__: f for f in own if "<" not in f.__qualname__}
 
 
 def fork(call: Callable[[], bool]) -> int:
@@ -128,9 +111,7 @@ class Trial:
         return True
 
     def nearest(self, mutant: Mutant, lines: Lines) -> list[str]:
-        """The tests that come by the line, those that come by its function, and those
-        that come by no function and are quick, as they may look at a signature.
-        """
+        """The tests to run: from circle to circle, in each the quick ones first."""
         circles = [
             {test for line in circle for test in lines.get(str(line), [])}
             for circle in mutant.circles
