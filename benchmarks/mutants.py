@@ -117,10 +117,11 @@ class Trial:
             for circle in mutant.circles
         ]
         order: dict[str, None] = {}
-        for circle in (*circles, self.elsewhere):
+        for circle in circles:
             order |= dict.fromkeys(sorted(circle, key=self.seconds.__getitem__))
         total = itertools.accumulate(self.seconds[test] for test in order)
-        return [test for test, s in zip(order, total, strict=True) if s < ENOUGH]
+        near = [test for test, s in zip(order, total, strict=True) if s < ENOUGH]
+        return near + sorted(self.elsewhere)
 
     def survives(self, name: str, mutant: Mutant, tests: list[str]) -> bool:
         """Whether all these tests pass with the mutant planted, in this process."""
@@ -155,8 +156,9 @@ class Trial:
 
 def imports_package(file: Path) -> bool:
     body = ast.parse(file.read_text(encoding="utf-8")).body
-    froms = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
-    return any(name.partition(".")[0] == "attnlib" for name in froms)
+    names = [n.module or "" for n in body if isinstance(n, ast.ImportFrom)]
+    names += [a.name for n in body if isinstance(n, ast.Import) for a in n.names]
+    return any(name.partition(".")[0] == "attnlib" for name in names)
 
 
 def main() -> int:

@@ -217,8 +217,9 @@ def test_what_differs_between_the_two_layers_is_named():
         CausalAttention(5, 4, True)
     with pytest.raises(TypeError, match="positional"):
         CausalAttention(5, 4, 0.1)
-    assert CausalAttention(5, 4).W_query.bias is None
-    assert SelfAttention(5, 4, True).W_query.bias is not None
+    for layer, has_bias in ((CausalAttention(5, 4), False), (SelfAttention(5, 4, True), True)):
+        maps = (layer.W_query, layer.W_key, layer.W_value)
+        assert [linear.bias is not None for linear in maps] == 3 * [has_bias]
     assert CausalAttention(5, 4).attention.dropout == 0.0
     with pytest.raises(TypeError, match=r"^mask: expected a boolean tensor"):
         SelfAttention(5, 4)(torch.randn(3, 5), True)  # once the place of return_weights
