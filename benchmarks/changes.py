@@ -31,11 +31,11 @@ def mutants(source: str) -> Iterator[Mutant]:
     for owner, name, index, node, around in places(tree, []):
         for new in variants(node):
             ast.fix_missing_locations(ast.copy_location(new, node))
-            change = f"{first_line(node)} → {first_line(new)}".replace("→ if False:", "→")
+            change = f"{first_line(node)} → {first_line(new)}"
             place = {
                 "in": ".".join(definition.name for definition in reversed(around)),
                 "line": source.splitlines()[node.lineno - 1].strip(),
-                "change": change,
+                "change": change.replace("→ if False:", "→ pass"),
             }
             functions = [n for n in around if isinstance(n, ast.FunctionDef)]
             circles = [range(n.lineno, n.end_lineno + 1) for n in functions]

@@ -459,6 +459,11 @@ REFUSED = {
         TypeError,
         "query: expected a floating-point array, got int64",
     ),
+    "a list for the query": (
+        lambda: ScaledDotProductAttention().forward([[1.0]], K, V),
+        TypeError,
+        "query: expected a floating-point array, got list",
+    ),
     "a list": (
         lambda: ScaledDotProductAttention().forward(Q, [[1.0]], V),
         TypeError,

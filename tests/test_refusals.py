@@ -217,7 +217,8 @@ def test_what_differs_between_the_two_layers_is_named():
         CausalAttention(5, 4, True)
     with pytest.raises(TypeError, match="positional"):
         CausalAttention(5, 4, 0.1)
-    for layer, has_bias in ((CausalAttention(5, 4), False), (SelfAttention(5, 4, True), True)):
+    without, biased = CausalAttention(5, 4), SelfAttention(5, 4, True)
+    for layer, has_bias in ((without, False), (biased, True)):
         maps = (layer.W_query, layer.W_key, layer.W_value)
         assert [linear.bias is not None for linear in maps] == 3 * [has_bias]
     assert CausalAttention(5, 4).attention.dropout == 0.0
