@@ -51,6 +51,11 @@ ATTENTION = {
         ValueError,
         "key: expected leading dimensions (2, 3) as query, got shape (1, 3, 6, 8)",
     ),
+    "another number of heads": (
+        (Q[0], K[0, :1], V[0]),
+        ValueError,
+        "key: expected leading dimensions (3,) as query, got shape (1, 6, 8)",
+    ),
     "another rank": (
         (Q, K, V[0]),
         ValueError,

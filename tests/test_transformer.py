@@ -1,6 +1,7 @@
 """The block and the language model: PyTorch's layer, causality, learning, compiling."""
 
 import copy
+import math
 import signal
 import subprocess
 import sys
@@ -217,10 +218,24 @@ def test_state_dict_round_trip():
     assert torch.equal(other(ids), model(ids))
 
 
-def test_sinusoidal_positions_far_out():
-    table = sinusoidal_positions(100_001, 8).double()
-    expected = torch.sin(torch.tensor(100_000.0, dtype=torch.float64))
-    torch.testing.assert_close(table[-1, 0], expected, rtol=0, atol=1e-7)
+def test_samples_are_of_the_likeliest_and_as_often_as_they_should():
+    torch.manual_seed(0)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [2.0, 0.0, 4.0, 3.0, 1.0]])
+    drawn = torch.cat([sample(logits, top_k=3) for _ in range(200)], dim=1)
+    assert [set(row.tolist()) for row in drawn] == [{1, 2, 3}, {0, 2, 3}]
+    many = torch.tensor([0.0, math.log(3.0)]).expand(4000, 2)
+    for temperature, share in ((0.5, 9 / 10), (1.0, 3 / 4), (1e9, 1 / 2)):
+        mean = sample(many, temperature).double().mean()
+        assert mean.item() == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("token", [0, 1, 2, 100_000])
+def test_sinusoidal_positions(token):
+    table = sinusoidal_positions(100_001, 8)
+    angles = [token / 10_000 ** (2 * i / 8) for i in range(4)]
+    expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+    assert table.shape == (100_001, 8) and table.dtype == torch.float32
+    assert table[token].tolist() == pytest.approx(expected, rel=0, abs=1e-7)
 
 
 # ── in use ───────────────────────────────────────────────────────────────────────────
