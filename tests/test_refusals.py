@@ -245,3 +245,9 @@ def test_autocast_may_mix_dtypes():
     layer, x = SelfAttention(5, 3), torch.randn(7, 5)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.allclose(layer(x.bfloat16()).float(), layer(x).float(), atol=0.02)
+
+
+def test_autocast_does_not_hide_what_is_no_tensor():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError) as caught:
+        ScaledDotProductAttention()(Q, [[1.0]], V)
+    assert str(caught.value) == "key: expected a floating-point tensor, got list"

@@ -173,6 +173,12 @@ def test_tables_are_tied_and_sinusoids_are_not_parameters():
     assert counts == [blocks + (11 + 12) * d + 2 * d, blocks + 11 * d + 2 * d]
 
 
+def test_tokens_and_positions_start_with_length_one():
+    model = LanguageModel(400, 400, 64, 2, 1)
+    for table in (model.token_embedding.weight, model.positions):
+        assert table.square().sum(dim=1).mean().item() == pytest.approx(1, abs=0.05)
+
+
 def test_sinusoids_are_as_long_as_tokens_and_not_saved():
     model = small_model(positions="sinusoidal")
     torch.testing.assert_close(model.positions.norm(dim=1), torch.ones(12))
@@ -380,6 +386,18 @@ REFUSED = {
         lambda: sinusoidal_positions(4, 5),
         ValueError,
         "embed_dim: expected an even number, got 5",
+    ),
+    "one word without a dimension": (
+        lambda: small_model()(torch.tensor(3)),
+        ValueError,
+        "ids: expected at most context_length = 12 tokens in the last dimension, "
+        "got shape ()",
+    ),
+    "a batch of texts without a start": (
+        lambda: small_model().generate(torch.ones(2, 0, dtype=torch.int64), 3),
+        ValueError,
+        "ids: expected (tokens,) or (batch, tokens) with at least one token, "
+        "got shape (2, 0)",
     ),
     "floating ids": (
         lambda: small_model()(torch.zeros(2, 3)),
