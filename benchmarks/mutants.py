@@ -35,7 +35,7 @@ from paired import write_record
 
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = "what runs when a module is imported, annotations, f-strings, Triton's kernels"
-ENOUGH = 60  # seconds of tests for a mutant: the slowest are spared to those that survive
+ENOUGH = 20  # seconds of tests for a mutant: the slowest are spared to those that survive
 Lines = dict[str, list[str]]  # by the number of a line, the tests that come by
 
 
