@@ -105,9 +105,10 @@ def test_any_sizes(queries, keys, rows, cols, causal, scale):
 
 
 @pytest.mark.filterwarnings("error")  # PyTorch warns where a buffer does not fit
+@pytest.mark.parametrize(("d_k", "d_v"), [(4, 3), (2, 9)])
 @pytest.mark.parametrize("leading", [(), (3,), (0,), (2, 0, 3), (2, 2, 2)])
-def test_leading_dimensions(leading):
-    inputs = leaves(leading, 5, 6)
+def test_leading_dimensions(leading, d_k, d_v):
+    inputs = leaves(leading, 5, 6, d_k, d_v)
     found = flash_attention(*inputs, block_size=2, return_lse=True)
     for a, b in zip(found, oracle(*inputs), strict=True):
         close(a, b)
