@@ -2,9 +2,8 @@
 
 Each module is changed in one place at a time: a comparison, a sign, a number, a default,
 a condition, a keyword or a statement left out. pytest collects the tests once. For each
-change, a fork of this process plants it and runs the tests that come by the line, those
-that come by its function, and the quick ones that come by no function, as they may look
-at signatures, until one fails.
+change, a fork of this process runs the tests that come by the line, those that come by its
+function, and the quick ones that come by none, which may read signatures, until one fails.
 
 Why no test can tell a survivor from the original, or none needs to, stands in
 mutants_equivalent.toml, which tests/test_mutants.py compares with the record.
@@ -28,13 +27,16 @@ from typing import Any
 
 import coverage
 import pytest
-from _pytest.runner import runtestprotocol
 from changes import Mutant, mutants, plant
 from hypothesis import Phase, settings
 from paired import write_record
 
 HERE = Path(__file__).resolve().parent
-LEFT_OUT = "what runs when a module is imported, annotations, f-strings, Triton's kernels"
+LEFT_OUT = {
+    "of each module": "what runs when it is imported, annotations, f-strings",
+    "flash_triton": "its kernels take long in Triton's interpreter",
+    "testing": "is a test itself, of chosen examples; tried on planted mistakes",
+}
 ENOUGH = 20  # seconds of tests for a mutant: the slowest are spared to those that survive
 Lines = dict[str, list[str]]  # by the number of a line, the tests that come by
 
@@ -59,6 +61,7 @@ class Trial:
         self.root, self.modules, self.jobs = root, modules, jobs
         self.seconds: dict[str, float] = {}
         self.elsewhere: set[str] = set()
+        self.failed = False
         self.record: dict[str, dict[str, Any]] = {}
 
     def pytest_configure(self) -> None:
@@ -84,11 +87,17 @@ class Trial:
     def passed(self, tests: list[str]) -> Iterator[str]:
         """The tests up to one that fails; one that computes too long ends the process."""
         for name, after in zip(tests, [*tests[1:], None], strict=True):
+            self.failed = False
             signal.setitimer(signal.ITIMER_PROF, 10 + 5 * self.seconds.get(name, 60))
-            reports = runtestprotocol(self.items[name], False, self.items.get(after))
-            if any(report.failed for report in reports):
+            item, following = self.items[name], self.items.get(after)
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
                 return
             yield name
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Hears of the setup, the call and the teardown of a test."""
+        self.failed |= report.failed
 
     def watch(self, found: Path) -> bool:
         """Writes how long each test computes that passes; and which come by each line."""
@@ -162,7 +171,7 @@ def imports_package(file: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="such as backprop.layer; else all")
+    parser.add_argument("modules", nargs="*", help="such as backprop.layer")
     parser.add_argument("--root", type=Path, default=HERE.parent, help="of the package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--show", action="store_true", help="record nothing")
@@ -170,19 +179,18 @@ def main() -> int:
     root, package = args.root.resolve(), args.root.resolve() / "attnlib"
     files = sorted(f for f in package.rglob("*.py") if f.name != "__init__.py")
     names = [".".join(f.relative_to(package).with_suffix("").parts) for f in files]
+    names = args.modules or [name for name in names if name not in LEFT_OUT]
     tests = [str(f) for f in sorted((root / "tests").glob("*.py")) if imports_package(f)]
     os.chdir(root)
     sys.path.insert(0, str(root))
-    trial = Trial(root, args.modules or names, args.jobs)
+    trial = Trial(root, names, args.jobs)
     plain = ["-o", "addopts=", "-p", "no:nbval", "-p", "no:cacheprovider", "-qs"]
     if pytest.main([*plain, "-m", "not site", *tests], [trial]):
-        return 2
-    record = HERE / "results" / "mutants.json"
-    found = trial.record
-    if args.modules and not args.show:
-        kept = json.loads(record.read_text(encoding="utf-8"))["modules"]
-        found = {name: {**kept, **found}[name] for name in sorted({**kept, **found})}
+        return 1
     if not args.show:
+        record, found = HERE / "results" / "mutants.json", trial.record
+        if args.modules:
+            found = json.loads(record.read_text(encoding="utf-8"))["modules"] | found
         write_record("mutants", {"left_out": LEFT_OUT, "modules": found})
     return 0
 

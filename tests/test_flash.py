@@ -424,6 +424,12 @@ def test_the_class_refuses_when_it_is_made(as_shipped):
         FlashAttention(block_size=64, backend="triton")
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
+def test_the_class_refuses_a_list(backend, as_shipped):
+    with pytest.raises(TypeError, match=r"^query: expected a floating-point tensor"):
+        FlashAttention(backend=backend)([[1.0]], *leaves((), 3, 4)[1:])
+
+
 def test_a_block_size_means_these_tiles(monkeypatch):
     """Under "auto", also where another backend suits; nothing is ignored in silence."""
     used = []
