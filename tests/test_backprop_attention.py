@@ -311,6 +311,19 @@ DIFFERS = {
     "transposed": (SQUARE.T, SQUARE, "it is the transpose of what is expected"),
     "a factor": (-2 * SQUARE, SQUARE, "it is -2 times what is expected"),
     "a small factor": (0 * SQUARE, SQUARE, "it is 0 times what is expected"),
+    "a factor of two numbers": (
+        np.array([2.0, 4.0]),
+        np.array([1.0, 2.0]),
+        "it is 2 times what is expected",
+    ),
+    "hardly a factor": (1.0008 * SQUARE, SQUARE, "at (2, 2) it is 8.01, expected 8"),
+    "no factor": (np.arange(3.0), np.array([0, 1, 3]), "at (2,) it is 2, expected 3"),
+    "three digits": (np.array(2.71828), 3.0, "it is 2.72, expected 3"),
+    "the last digit": (
+        np.array(0.1 + 0.2),
+        0.3,
+        "it is 0.30000000000000004, expected 0.29999999999999999",
+    ),
     "one entry": (MOVED, SQUARE, "at (1, 2) it is 5.000001, expected 5"),
     "nothing expected": (np.ones(2), np.zeros(2), "at (0,) it is 1, expected 0"),
     "a number": (np.float64(3), 4.0, "it is 3, expected 4"),
@@ -458,6 +471,11 @@ REFUSED = {
         lambda: ScaledDotProductAttention().forward(np.ones((4, 3), dtype=int), K, V),
         TypeError,
         "query: expected a floating-point array, got int64",
+    ),
+    "a list for the query": (
+        lambda: ScaledDotProductAttention().forward([[1.0]], K, V),
+        TypeError,
+        "query: expected a floating-point array, got list",
     ),
     "a list": (
         lambda: ScaledDotProductAttention().forward(Q, [[1.0]], V),
