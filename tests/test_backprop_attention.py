@@ -278,7 +278,7 @@ class Affine(Layer):
         if self.inner is None:
             return d_input
         if self.wrong:
-            self._gradients["weight"] = 1.001 * self._gradients["weight"]
+            self._gradients["weight"] = 1.002 * self._gradients["weight"]
         d_input = d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
         d_input = self.inner.backward(d_input)
         return d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
@@ -294,9 +294,19 @@ def test_gradient_check_covers_the_parameters_of_all_parts():
         np.testing.assert_array_equal(array, before[name])
     with pytest.raises(
         AssertionError,
-        match=r"^weight: the gradient is wrong, by 1\.0e-03: it is 1\.001 times",
+        match=r"^weight: the gradient is wrong, by 2\.0e-03: it is 1\.002 times",
     ):
         gradient_check(Affine("weight"), x)
+
+
+def test_what_begins_with_an_underscore_is_no_parameter():
+    layer = Affine(None)
+    layer._kept = np.ones(2)
+    assert list(layer.parameters()) == ["weight"]
+
+
+def test_the_error_of_nothing_is_none():
+    assert relative_error(np.ones(0), np.ones(0)) == 0
 
 
 def test_a_mask_has_no_gradient_from_the_layer(as_shipped):
