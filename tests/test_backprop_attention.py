@@ -278,7 +278,7 @@ class Affine(Layer):
         if self.inner is None:
             return d_input
         if self.wrong:
-            self._gradients["weight"] = 1.001 * self._gradients["weight"]
+            self._gradients["weight"] = 1.002 * self._gradients["weight"]
         d_input = d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
         d_input = self.inner.backward(d_input)
         return d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
@@ -294,9 +294,19 @@ def test_gradient_check_covers_the_parameters_of_all_parts():
         np.testing.assert_array_equal(array, before[name])
     with pytest.raises(
         AssertionError,
-        match=r"^weight: the gradient is wrong, by 1\.0e-03: it is 1\.001 times",
+        match=r"^weight: the gradient is wrong, by 2\.0e-03: it is 1\.002 times",
     ):
         gradient_check(Affine("weight"), x)
+
+
+def test_what_begins_with_an_underscore_is_no_parameter():
+    layer = Affine(None)
+    layer._kept = np.ones(2)
+    assert list(layer.parameters()) == ["weight"]
+
+
+def test_the_error_of_nothing_is_none():
+    assert relative_error(np.ones(0), np.ones(0)) == 0
 
 
 def test_a_mask_has_no_gradient_from_the_layer(as_shipped):
@@ -311,6 +321,19 @@ DIFFERS = {
     "transposed": (SQUARE.T, SQUARE, "it is the transpose of what is expected"),
     "a factor": (-2 * SQUARE, SQUARE, "it is -2 times what is expected"),
     "a small factor": (0 * SQUARE, SQUARE, "it is 0 times what is expected"),
+    "a factor of two numbers": (
+        np.array([2.0, 4.0]),
+        np.array([1.0, 2.0]),
+        "it is 2 times what is expected",
+    ),
+    "hardly a factor": (1.0008 * SQUARE, SQUARE, "at (2, 2) it is 8.01, expected 8"),
+    "no factor": (np.arange(3.0), np.array([0, 1, 3]), "at (2,) it is 2, expected 3"),
+    "three digits": (np.array(2.71828), 3.0, "it is 2.72, expected 3"),
+    "the last digit": (
+        np.array(0.1 + 0.2),
+        0.3,
+        "it is 0.30000000000000004, expected 0.29999999999999999",
+    ),
     "one entry": (MOVED, SQUARE, "at (1, 2) it is 5.000001, expected 5"),
     "nothing expected": (np.ones(2), np.zeros(2), "at (0,) it is 1, expected 0"),
     "a number": (np.float64(3), 4.0, "it is 3, expected 4"),
@@ -458,6 +481,11 @@ REFUSED = {
         lambda: ScaledDotProductAttention().forward(np.ones((4, 3), dtype=int), K, V),
         TypeError,
         "query: expected a floating-point array, got int64",
+    ),
+    "a list for the query": (
+        lambda: ScaledDotProductAttention().forward([[1.0]], K, V),
+        TypeError,
+        "query: expected a floating-point array, got list",
     ),
     "a list": (
         lambda: ScaledDotProductAttention().forward(Q, [[1.0]], V),

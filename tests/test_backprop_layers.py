@@ -333,6 +333,11 @@ def test_relu_at_the_kink_and_not_a_number():
     np.testing.assert_array_equal(layer.backward(np.full(5, 3.0))[:4], [0, 0, 0, 3])
 
 
+def test_a_network_is_four_times_as_wide_inside():
+    shapes = [array.shape for array in FeedForwardNetwork(6).parameters().values()]
+    assert shapes == [(6, 24), (24,), (24, 6), (6,)]
+
+
 def test_activation_can_be_another_layer():
     class Tanh(Layer):
         def forward(self, input):

@@ -30,7 +30,7 @@ from attnlib.backprop import (
     gradient_check,
     relative_error,
 )
-from attnlib.backprop.multi_head import merge_heads, split_heads
+from attnlib.backprop.multi_head import EachHead, merge_heads, split_heads
 
 RNG = np.random.default_rng(0)
 
@@ -285,10 +285,35 @@ def test_a_head_with_parameters_reports_their_gradients():
     assert names[-2:] == ["attention.0.gain", "attention.1.gain"]
 
 
+def test_one_generator_decides_about_everything_random():
+    def block():
+        return TransformerBlock(4, 2, dropout=0.5, rng=np.random.default_rng(3))
+
+    def model():
+        rng = np.random.default_rng(3)
+        return LanguageModel(5, 4, 4, 2, 1, dropout=0.5, rng=rng)
+
+    for make, x in ((block, draw(3, 4)), (model, np.arange(4))):
+        np.testing.assert_array_equal(make().forward(x), make().forward(x))
+
+
+def test_a_block_passes_its_mask_on():
+    block, x = TransformerBlock(4, 2, rng=RNG), draw(3, 4)
+    before = block.forward(x, np.tri(3, dtype=bool))
+    x[2] = draw(4)  # nobody but the last token sees it
+    after = block.forward(x, np.tri(3, dtype=bool))
+    np.testing.assert_allclose(before[:2], after[:2], rtol=0, atol=1e-14)
+
+
 REFUSED = {
     "embed_dim": (lambda: MultiHeadAttention(6, 4), ValueError, "embed_dim: .* 4, got 6"),
     "no heads": (lambda: MultiHeadAttention(6, 0), ValueError, "embed_dim: "),
     "no attention": (lambda: MultiHeadAttention(4, 2, "x"), TypeError, "attention: "),
+    "half a list of heads": (
+        lambda: MultiHeadAttention(4, 2, [ScaledDotProductAttention(), "x"]),
+        TypeError,
+        "attention: expected a Layer with a backward",
+    ),
     "too few": (
         lambda: MultiHeadAttention(4, 2, [ScaledDotProductAttention()]),
         ValueError,
@@ -298,6 +323,11 @@ REFUSED = {
         lambda: MultiHeadAttention(4, 2).backward(draw(3, 4)),
         RuntimeError,
         "MultiHeadAttention: call forward before backward",
+    ),
+    "heads first": (
+        lambda: EachHead([ScaledDotProductAttention()]).backward(draw(1, 3, 4)),
+        RuntimeError,
+        "EachHead: call forward before backward",
     ),
     "block first": (
         lambda: TransformerBlock(4, 2).backward(draw(3, 4)),
@@ -358,6 +388,11 @@ REFUSED = {
         lambda: LanguageModel(5, 4, 4, 2, 1).forward(np.zeros(3)),
         TypeError,
         "ids: expected an array of integers, got float64",
+    ),
+    "one word without a dimension": (
+        lambda: LanguageModel(5, 4, 4, 2, 1).forward(np.array(3)),
+        ValueError,
+        r"ids: expected at most context_length = 4 tokens in the last dimension, got \(\)",
     ),
     "unknown word": (
         lambda: LanguageModel(5, 4, 4, 2, 1).forward(np.array([5])),
@@ -540,7 +575,7 @@ def test_twenty_steps_as_with_autograd(ours, theirs):
 
 def test_model_is_causal_and_learns_a_batch_by_heart():
     model = LanguageModel(**SIZES, num_layers=1, rng=np.random.default_rng(5))
-    ids = RNG.integers(0, 7, (2, 6))
+    ids = np.random.default_rng(6).integers(0, 7, (2, 6))
     logits = model.forward(ids[:, :-1])
     for length in (1, 3):
         np.testing.assert_allclose(

@@ -69,7 +69,9 @@ MASKS = {
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("make_mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (5, 12), (12, 5), (1, 7), (7, 1)])
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(9, 9), (5, 12), (12, 5), (2, 2), (1, 7), (7, 1)]
+)
 def test_equal_to_the_oracle(make_mask, queries, keys, causal):
     torch.manual_seed(queries)
     mask, inputs = make_mask(queries, keys), leaves((2, 3), queries, keys)
@@ -102,9 +104,11 @@ def test_any_sizes(queries, keys, rows, cols, causal, scale):
     assert all(g.isfinite().all() for g in gradients(*found, inputs))
 
 
+@pytest.mark.filterwarnings("error")  # PyTorch warns where a buffer does not fit
+@pytest.mark.parametrize(("d_k", "d_v"), [(4, 3), (2, 9)])
 @pytest.mark.parametrize("leading", [(), (3,), (0,), (2, 0, 3), (2, 2, 2)])
-def test_leading_dimensions(leading):
-    inputs = leaves(leading, 5, 6)
+def test_leading_dimensions(leading, d_k, d_v):
+    inputs = leaves(leading, 5, 6, d_k, d_v)
     found = flash_attention(*inputs, block_size=2, return_lse=True)
     for a, b in zip(found, oracle(*inputs), strict=True):
         close(a, b)
@@ -297,10 +301,12 @@ def test_tiles_cover_what_is_seen_and_no_more(queries, keys, rows, cols, causal)
     allowed = causal_mask(queries, keys) if causal else torch.ones(queries, keys) > 0
     covered = torch.zeros_like(allowed)
     for block in row_blocks(queries, rows):
+        seen_by_all = allowed[block].all(dim=0).sum()
         for part, partial in tiles_of(block, queries, keys, causal, cols):
             tile = allowed[block, part]
             assert tile.any() and 0 < tile.shape[1] <= cols
             assert partial or tile.all()
+            assert not partial or part.start >= seen_by_all - 1
             assert not covered[block, part].any()
             covered[block, part] = True
     assert (covered | ~allowed).all()
@@ -416,6 +422,12 @@ def test_the_class_refuses_when_it_is_made(as_shipped):
     expected = "block_size: expected None, since 'triton' chooses its own tiles, got 64"
     with pytest.raises(ValueError, match=expected):
         FlashAttention(block_size=64, backend="triton")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
+def test_the_class_refuses_a_list(backend, as_shipped):
+    with pytest.raises(TypeError, match=r"^query: expected a floating-point tensor"):
+        FlashAttention(backend=backend)([[1.0]], *leaves((), 3, 4)[1:])
 
 
 def test_a_block_size_means_these_tiles(monkeypatch):

@@ -23,6 +23,7 @@ from attnlib import (
     mask_from_torch,
     padding_mask,
 )
+from attnlib.plug_in_heads import relative_positions
 from attnlib.testing import check_attention
 
 
@@ -213,6 +214,11 @@ REFUSED = {
         ValueError,
         "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (2, 5, 4)",
     ),
+    "a learned bias for no heads": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.randn(3, 5, 4)),
+        ValueError,
+        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (5, 4)",
+    ),
     "no distance": (
         lambda: LearnedBiasAttention(3, 0),
         ValueError,
@@ -326,6 +332,20 @@ def test_guide_none_ends_the_guidance():
     assert not torch.allclose(attention(*inputs)[1], plain)
     attention.guide(None)
     torch.testing.assert_close(attention(*inputs)[1], plain)
+
+
+def test_residuals_of_zero_do_not_guide():
+    attention, inputs = PhysicsGuidedAttention(), torch.randn(3, 5, 8)
+    plain = attention(*inputs)[1]
+    attention.guide(torch.zeros(5))
+    torch.testing.assert_close(attention(*inputs)[1], plain)
+
+
+def test_distances_are_made_where_the_scores_are():
+    head = LearnedBiasAttention(2).to("meta")
+    output, _ = head(*torch.randn(3, 2, 5, 4, device="meta"))
+    assert output.device.type == "meta"
+    assert relative_positions(2, 3, 9, "meta").device.type == "meta"
 
 
 def test_guidance_takes_no_gradient_and_may_differ_by_sequence():

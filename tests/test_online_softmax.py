@@ -18,6 +18,7 @@ from attnlib import (
     merge_states,
     online_attention,
 )
+from attnlib.online_softmax import finite, nonzero
 
 LEADING = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)  # of blocks; 0: no keys
@@ -73,6 +74,11 @@ def whole(scores, value):
     total = torch.nan_to_num(scores - maximum[..., None], nan=-torch.inf).exp().sum(dim=-1)
     output = masked_softmax(scores) @ value
     return (maximum, total, output), torch.logsumexp(scores, dim=-1)
+
+
+def test_what_stands_in_for_an_empty_row():
+    assert nonzero(torch.tensor([0.0, 0.5])).tolist() == [1.0, 0.5]
+    assert finite(torch.tensor([-math.inf, -2.0])).tolist() == [0.0, -2.0]
 
 
 @given(LEADING, st.integers(0, 4), SIZES, st.integers(0, 3), MASKS, SEEDS)

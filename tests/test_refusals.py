@@ -51,6 +51,11 @@ ATTENTION = {
         ValueError,
         "key: expected leading dimensions (2, 3) as query, got shape (1, 3, 6, 8)",
     ),
+    "another number of heads": (
+        (Q[0], K[0, :1], V[0]),
+        ValueError,
+        "key: expected leading dimensions (3,) as query, got shape (1, 6, 8)",
+    ),
     "another rank": (
         (Q, K, V[0]),
         ValueError,
@@ -217,8 +222,10 @@ def test_what_differs_between_the_two_layers_is_named():
         CausalAttention(5, 4, True)
     with pytest.raises(TypeError, match="positional"):
         CausalAttention(5, 4, 0.1)
-    assert CausalAttention(5, 4).W_query.bias is None
-    assert SelfAttention(5, 4, True).W_query.bias is not None
+    without, biased = CausalAttention(5, 4), SelfAttention(5, 4, True)
+    for layer, has_bias in ((without, False), (biased, True)):
+        maps = (layer.W_query, layer.W_key, layer.W_value)
+        assert [linear.bias is not None for linear in maps] == 3 * [has_bias]
     assert CausalAttention(5, 4).attention.dropout == 0.0
     with pytest.raises(TypeError, match=r"^mask: expected a boolean tensor"):
         SelfAttention(5, 4)(torch.randn(3, 5), True)  # once the place of return_weights
@@ -238,3 +245,9 @@ def test_autocast_may_mix_dtypes():
     layer, x = SelfAttention(5, 3), torch.randn(7, 5)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.allclose(layer(x.bfloat16()).float(), layer(x).float(), atol=0.02)
+
+
+def test_autocast_does_not_hide_what_is_no_tensor():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError) as caught:
+        ScaledDotProductAttention()(Q, [[1.0]], V)
+    assert str(caught.value) == "key: expected a floating-point tensor, got list"

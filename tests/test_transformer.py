@@ -1,6 +1,7 @@
 """The block and the language model: PyTorch's layer, causality, learning, compiling."""
 
 import copy
+import math
 import signal
 import subprocess
 import sys
@@ -172,6 +173,12 @@ def test_tables_are_tied_and_sinusoids_are_not_parameters():
     assert counts == [blocks + (11 + 12) * d + 2 * d, blocks + 11 * d + 2 * d]
 
 
+def test_tokens_and_positions_start_with_length_one():
+    model = LanguageModel(400, 400, 64, 2, 1)
+    for table in (model.token_embedding.weight, model.positions):
+        assert table.square().sum(dim=1).mean().item() == pytest.approx(1, abs=0.05)
+
+
 def test_sinusoids_are_as_long_as_tokens_and_not_saved():
     model = small_model(positions="sinusoidal")
     torch.testing.assert_close(model.positions.norm(dim=1), torch.ones(12))
@@ -217,10 +224,24 @@ def test_state_dict_round_trip():
     assert torch.equal(other(ids), model(ids))
 
 
-def test_sinusoidal_positions_far_out():
-    table = sinusoidal_positions(100_001, 8).double()
-    expected = torch.sin(torch.tensor(100_000.0, dtype=torch.float64))
-    torch.testing.assert_close(table[-1, 0], expected, rtol=0, atol=1e-7)
+def test_samples_are_of_the_likeliest_and_as_often_as_they_should():
+    torch.manual_seed(0)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [2.0, 0.0, 4.0, 3.0, 1.0]])
+    drawn = torch.cat([sample(logits, top_k=3) for _ in range(200)], dim=1)
+    assert [set(row.tolist()) for row in drawn] == [{1, 2, 3}, {0, 2, 3}]
+    many = torch.tensor([0.0, math.log(3.0)]).expand(4000, 2)
+    for temperature, share in ((0.5, 9 / 10), (1.0, 3 / 4), (1e9, 1 / 2)):
+        mean = sample(many, temperature).double().mean()
+        assert mean.item() == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("token", [0, 1, 2, 100_000])
+def test_sinusoidal_positions(token):
+    table = sinusoidal_positions(100_001, 8)
+    angles = [token / 10_000 ** (2 * i / 8) for i in range(4)]
+    expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+    assert table.shape == (100_001, 8) and table.dtype == torch.float32
+    assert table[token].tolist() == pytest.approx(expected, rel=0, abs=1e-7)
 
 
 # ── in use ───────────────────────────────────────────────────────────────────────────
@@ -365,6 +386,18 @@ REFUSED = {
         lambda: sinusoidal_positions(4, 5),
         ValueError,
         "embed_dim: expected an even number, got 5",
+    ),
+    "one word without a dimension": (
+        lambda: small_model()(torch.tensor(3)),
+        ValueError,
+        "ids: expected at most context_length = 12 tokens in the last dimension, "
+        "got shape ()",
+    ),
+    "a batch of texts without a start": (
+        lambda: small_model().generate(torch.ones(2, 0, dtype=torch.int64), 3),
+        ValueError,
+        "ids: expected (tokens,) or (batch, tokens) with at least one token, "
+        "got shape (2, 0)",
     ),
     "floating ids": (
         lambda: small_model()(torch.zeros(2, 3)),
