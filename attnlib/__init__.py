@@ -5,8 +5,9 @@ below are sorted by chapter.
 """
 
 from attnlib import backprop, testing
-from attnlib.base import BaseAttention, causal_mask, check_inputs
+from attnlib.base import BaseAttention, causal_mask
 from attnlib.causal_attention import CausalAttention
+from attnlib.checks import check_inputs
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
 from attnlib.flash_triton import flash_attention_triton
@@ -38,9 +39,7 @@ __all__ = [
     "ScaledDotProductAttention",
     "apply_mask",
     "causal_mask",
-    "check_inputs",
     "masked_softmax",
-    "testing",
     # Chapter 2: self-attention
     "SelfAttention",
     # Chapter 3: causal attention
@@ -76,4 +75,7 @@ __all__ = [
     "flash_attention",
     # Chapter 15: flash attention on a GPU
     "flash_attention_triton",
+    # Appendix A: the contract
+    "check_inputs",
+    "testing",
 ]

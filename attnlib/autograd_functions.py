@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
-from attnlib.base import check_inputs
+from attnlib.checks import check_inputs
 from attnlib.scaled_dot_product import apply_mask, masked_softmax
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.base import check_probability
+from attnlib.checks import check_probability
 from attnlib.projection import Projection
 
 

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.base import BaseAttention, as_autocast, check_flag, check_inputs
+from attnlib.base import BaseAttention
+from attnlib.checks import as_autocast, check_flag, check_inputs
 
 LOG2E = math.log2(math.e)
 

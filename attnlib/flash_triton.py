@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.base import as_autocast, check_inputs
+from attnlib.checks import as_autocast, check_inputs
 from attnlib.flash import BACKENDS, Backend
 
 try:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.self_attention import check_layer_input
+from attnlib.checks import check_layer_input
 
 
 class LayerNorm(nn.Module):

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
+from attnlib.checks import check_layer_input
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention
-from attnlib.self_attention import check_layer_input
 
 
 def split_heads(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnlib.base import as_autocast, broadcasts, check_inputs
+from attnlib.checks import as_autocast, broadcasts, check_inputs
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask
 
 

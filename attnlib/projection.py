@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.self_attention import check_layer_input
+from attnlib.checks import check_layer_input
 
 
 class Projection(nn.Module):

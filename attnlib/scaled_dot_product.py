@@ -10,14 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlib.base import (
-    BaseAttention,
-    as_autocast,
-    causal_mask,
-    check_flag,
-    check_inputs,
-    check_probability,
-)
+from attnlib.base import BaseAttention, causal_mask
+from attnlib.checks import as_autocast, check_flag, check_inputs, check_probability
 
 
 def masked_softmax(

@@ -6,41 +6,9 @@ Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention, check_flag, under_autocast
+from attnlib.base import BaseAttention
+from attnlib.checks import check_flag, check_layer_input
 from attnlib.scaled_dot_product import ScaledDotProductAttention
-
-
-def check_layer_input(
-    name: str, x: Tensor, features: int, weight: Tensor, dims: int = 1
-) -> None:
-    """Refuses input that a layer with this weight can't take, before any arithmetic.
-
-    Args:
-        name: the argument's name, for the message.
-        x: expected (..., features), floating point, dtype and device of weight.
-        features: size of the last dimension.
-        weight: a parameter of the layer.
-        dims: the least number of dimensions.
-
-    Raises:
-        TypeError: not a floating-point tensor, or not of the dtype of weight (which
-            autocast would convert, so under autocast any floating dtype will do).
-        ValueError: too few dimensions, wrong number of features, or another device.
-
-    Source: the contract of chapter 1, applied in chapter 2.
-    """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
-    if x.dim() < dims or x.shape[-1] != features:
-        raise ValueError(
-            f"{name}: expected at least {dims} dimensions, the last of {features} "
-            f"features, got shape {tuple(x.shape)}"
-        )
-    if x.device != weight.device:
-        raise ValueError(f"{name}: expected device {weight.device}, got {x.device}")
-    if x.dtype != weight.dtype and not under_autocast(x.device):
-        raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
 
 
 class SelfAttention(nn.Module):

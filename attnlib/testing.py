@@ -1,6 +1,6 @@
 """The conformance suite: does a class keep the contract of `BaseAttention`?
 
-Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
+Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ def random_inputs(
         keys: number of keys M.
         seed: of the generator.
 
-    Source: the contract of chapter 1.
+    Source: the contract, appendix A.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = ((*leading, queries, 8), (*leading, keys, 8), (*leading, keys, 5))
@@ -230,7 +230,7 @@ def check_attention(
     Raises:
         AssertionError: names the clause that is broken.
 
-    Source: the contract of chapter 1.
+    Source: the contract, appendix A.
     """
     clauses = (
         check_shapes,

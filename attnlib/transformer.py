@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.base import BaseAttention, check_probability
+from attnlib.base import BaseAttention
+from attnlib.checks import check_probability
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.layer_norm import LayerNorm
 from attnlib.multi_head import MultiHeadAttention

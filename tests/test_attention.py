@@ -20,7 +20,7 @@ from attnlib import (
     check_inputs,
     masked_softmax,
 )
-from attnlib.base import as_autocast
+from attnlib.checks import as_autocast
 from attnlib.testing import check_attention, random_inputs
 
 

@@ -22,11 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
 CHAPTERS = read_chapters(ROOT)
 MODULES = read_modules(CHAPTERS)
-HOME = {module.dotted: module.chapter.number for module in MODULES.values()}
+HOME = {module.dotted: module.chapter.called for module in MODULES.values()}
 PACKAGES = ["attnlib", "attnlib.backprop"]
 
 each_chapter = pytest.mark.parametrize(
     "chapter", CHAPTERS, ids=lambda chapter: chapter.name
+)
+each_numbered = pytest.mark.parametrize(
+    "chapter", [c for c in CHAPTERS if not c.is_appendix], ids=lambda chapter: chapter.name
 )
 each_module = pytest.mark.parametrize("module", MODULES.values(), ids=lambda m: m.name)
 
@@ -92,10 +95,11 @@ def test_public_name_says_its_chapter(name):
     text = thing.__doc__ or ""  # not inspect.getdoc, which takes the docstring of a parent
     assert len(text) >= 60, f"{name} needs a docstring of substance"
     if inspect.ismodule(thing):
-        assert re.search(r"\bchapters? \d+", text, re.IGNORECASE), f"{name}: which chapter?"
+        place = r"\bchapters? \d+|\bappendix [A-Z]\b"
+        assert re.search(place, text, re.IGNORECASE), f"{name}: which chapter?"
     else:
-        chapter = rf"\bchapter {HOME[thing.__module__]}\b"
-        assert re.search(chapter, text), f"the docstring of {name} should say {chapter!r}"
+        place = HOME[thing.__module__]
+        assert re.search(rf"\b{place}\b", text), f"the docstring of {name}: {place!r}?"
     page = (BOOK / "api.md").read_text(encoding="utf-8")
     assert re.search(rf"\b{name}\b", page), f"{name} is missing in book/api.md"
 
@@ -215,7 +219,7 @@ def test_drawings_in_html_are_described(chapter):
                         assert f'id="{target}"' in html, f"{where}: no element is {target}"
 
 
-@each_chapter
+@each_numbered
 def test_every_exercise_has_a_hidden_solution(chapter):
     asked = re.findall(r"^### Exercise (\S+?):? ", prose(chapter) + " ", re.MULTILINE)
     solved = [

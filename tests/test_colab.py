@@ -42,7 +42,7 @@ ACTIONS = {
 PUBLISHED = address(ACTIONS)
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
 FILES = [entry["file"] for part in TOC["parts"] for entry in part["chapters"]]
-NAMES = [name for name in FILES if re.match(r"\d\d_", name)]
+NAMES = [name for name in FILES if re.match(r"\d\d_|[A-Z]_", name)]
 LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])+)\]\((https://owner\.github\.io/book/[^)]*)\)")
 
 each_chapter = pytest.mark.parametrize("name", NAMES)

@@ -31,7 +31,7 @@ def pages_of_toc() -> list[str]:
 
 
 PAGES = pages_of_toc()
-CHAPTERS = [page for page in PAGES if re.match(r"\d\d_", page)]
+CHAPTERS = [page for page in PAGES if re.match(r"\d\d_|[A-Z]_", page)]
 
 
 def code_cells(chapter: str) -> list[tuple[str, str, list[str]]]:
@@ -101,7 +101,7 @@ def test_package_cells_carry_their_file_name(
     expected = []
     for cell_id, source, _ in code_cells(chapter):
         if match := CAPTION.match(source):
-            label = f"cell-{chapter[:2]}-{cell_id}"
+            label = f"cell-{chapter.partition('_')[0]}-{cell_id}"
             expected.append((label, match[1], source[match.end() :].strip()))
     assert expected
     shown = [
@@ -119,7 +119,7 @@ def test_package_cells_carry_their_file_name(
 def test_every_cell_can_be_linked_to(chapter: str, soups: dict[str, BeautifulSoup]) -> None:
     ids = {tag["id"] for tag in soups[chapter].select(".cell[id]")}
     expected = {
-        f"cell-{chapter[:2]}-{cell_id}"
+        f"cell-{chapter.partition('_')[0]}-{cell_id}"
         for cell_id, _, tags in code_cells(chapter)
         if "remove-cell" not in tags
     }

@@ -20,14 +20,15 @@ def keep_returns_whole(
 def link_sources(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Make links of the chapter and the equations that a docstring names as its source."""
+    """Make links of the place and the equations that a docstring names as its source."""
 
     def link(match: re.Match[str]) -> str:
-        return f":ref:`{match[0]} <cell-{int(match[1]):02}-{slug(obj.__name__)}>`"
+        key = f"{int(match[1]):02}" if match[1] else match[2]
+        return f":ref:`{match[0]} <cell-{key}-{slug(obj.__name__)}>`"
 
     for i, line in enumerate(lines):
         if line.startswith("Source:"):
-            lines[i] = re.sub(r"\bchapter (\d+)", link, line, count=1)
+            lines[i] = re.sub(r"\bchapter (\d+)|\bappendix ([A-Z])", link, line, count=1)
         lines[i] = re.sub(r"(?<!`)\beq-[a-z0-9-]*[a-z0-9]", r":eq:`\g<0>`", lines[i])
 
 
