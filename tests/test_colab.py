@@ -163,7 +163,7 @@ def test_equations_have_the_numbers_of_the_site(editions, site, name):
     ]
     tags = re.findall(r"\\tag\{(.*?)\}", "\n".join(markdown(read(editions["local"], name))))
     assert tags == shown
-    assert len(tags) == len(set(tags)) > 0
+    assert len(tags) == len(set(tags)) >= name[0].isdigit()
 
 
 @each_chapter
@@ -222,6 +222,8 @@ def test_code_is_that_of_the_chapter(editions, name):
     for cell in after:
         old, new = before[cell.id].source.splitlines(), cell.source.splitlines()
         changed = [(a, b) for a, b in zip(old, new, strict=True) if a != b]
+        if "hide-input" in before[cell.id].metadata.get("tags", []):
+            changed = [pair for pair in changed if pair != (old[0], new[0])]  # its title
         for line, _ in changed:
             assert re.search(r'eq-|"_static/|"\.\./|^# Solution ', line), line
         if not before[cell.id].source.startswith("# Solution"):
