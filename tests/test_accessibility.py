@@ -12,7 +12,8 @@ from site_browser import serve
 from test_site import CHAPTERS, PAGES
 
 BOOK = Path(__file__).resolve().parent.parent / "book"
-SMALLEST = min(CHAPTERS, key=lambda name: (BOOK / f"{name}.ipynb").stat().st_size)
+NUMBERED = [name for name in CHAPTERS if name[0].isdigit()]
+SMALLEST = min(NUMBERED, key=lambda name: (BOOK / f"{name}.ipynb").stat().st_size)
 LIVE = [
     name
     for name in CHAPTERS

@@ -329,7 +329,7 @@ def test_setup_is_on_top_and_writes_the_files(editions, monkeypatch, tmp_path, n
     Machine(monkeypatch, tmp_path, VERSION).run(first.source)
     text = "\n".join(cell.source for cell in code(original(name)))
     read_by_chapter = set(re.findall(r'"(_static/[^"]+|\.\./[^"]+)"', text))
-    assert read_by_chapter
+    assert read_by_chapter or not name[0].isdigit()
     written = {
         path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }
