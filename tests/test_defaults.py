@@ -52,7 +52,7 @@ DEFAULTS = {
     "scaled_dot_product.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
     "self_attention.SelfAttention": {"dqv_bias": False},
     "self_attention.SelfAttention.forward": {"return_weights": False},
-    "self_attention.check_layer_input": {"dims": 1},
+    "checks.check_layer_input": {"dims": 1},
     "testing.check_attention": {
         "leading": ((), (3,), (2, 2)),
         "dtypes": (torch.float32, torch.float16, torch.bfloat16),
