@@ -109,3 +109,23 @@ def test_every_equation_has_a_mark_that_leads_to_its_check(chapter, site, browse
         page.goto((site / f"{chapter.name}.html").as_uri() + place)
         assert page.locator(f"[id='{place[1:]}'] pre").first.is_visible(), place
     page.close()
+
+
+ONLY_FOLDED = """() => {
+  const words = (text) => new Set(text.match(/[a-z]{6,}/gi));
+  const open = words(document.body.innerText);
+  const folds = [...document.querySelectorAll(".cell details:not([open]) pre")];
+  return [...words(folds.map((pre) => pre.textContent).join(" "))]
+    .find((word) => !open.has(word));
+}"""
+
+
+@each_chapter
+def test_a_search_opens_the_fold_that_alone_has_the_word(chapter, site, browser):
+    page = browser.new_page()
+    address = (site / f"{chapter.name}.html").as_uri()
+    page.goto(address)
+    word = page.evaluate(ONLY_FOLDED)
+    page.goto(f"{address}?highlight={word}")
+    page.locator("details[open] .highlighted").first.wait_for()
+    page.close()

@@ -30,6 +30,13 @@ const reveal = () => {
 };
 addEventListener("hashchange", reveal);
 
+// What a search has found is in view, if only folded code has it.
+const revealFound = () => {
+  const found = [...document.querySelectorAll(".highlighted")];
+  const shut = found.map((word) => word.closest("details:not([open])"));
+  if (shut.every(Boolean)) for (const box of shut) box.open = true;
+};
+
 // A formula in a line of text that is wider than the line scrolls inside itself.
 const fitFormulas = () => {
   for (const formula of document.querySelectorAll("mjx-container:not([display])")) {
@@ -53,6 +60,7 @@ const reachScrollers = () => {
 };
 const fit = () => { fitFormulas(); reachScrollers(); };
 addEventListener("load", () => {
+  setTimeout(revealFound, 100); // Sphinx marks the words a moment after the page is there
   (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => {
     fit();
     addEventListener("resize", () => requestAnimationFrame(fit));
