@@ -1,6 +1,7 @@
 # make book       the HTML, in _build/html
 # make test       every test: notebooks, package, tools, and the site in a browser
-# make chapters   after editing a chapter: its module, its outputs, the generated pages
+# make chapters   after editing a chapter: its module, its outputs, the generated pages;
+#                 of those that differ from the last commit, or CHAPTERS="02 03", or =all
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,9 +19,13 @@ book: $(READY)
 test: $(READY)
 	$(RUN) -m pytest $(SIDE_BY_SIDE)
 
+CHAPTERS ?= changed
+
 chapters: $(READY)
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format
 	$(RUN) tools/tangle.py
-	$(RUN) tools/execute.py
+	$(RUN) tools/execute.py $(filter-out all,$(CHAPTERS))
 	$(RUN) tools/equations.py
 	$(RUN) tools/speed.py
 

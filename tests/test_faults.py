@@ -13,19 +13,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 from chapters import read_chapters
 from equations import equations
+from execute import changed
 from mistakes import KINDS, read_faults
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = read_chapters(ROOT)
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 SAMPLE = {"03_causal_attention"}  # what is tried even where nothing has changed
-
-
-def git_says_changed():
-    """The names of the files below book/ that differ from the last commit."""
-    command = ["git", "status", "--porcelain", "--no-renames", "book", "attnlib"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
-    return {Path(line[3:].strip('"')).stem for line in done.stdout.splitlines()}
 
 
 @each_chapter
@@ -48,7 +42,7 @@ def test_each_equation_and_exercise_has_mistakes(chapter):
 @each_chapter
 def test_mistakes_are_caught(chapter, request):
     thorough = request.config.getoption("--thorough")
-    if not thorough and chapter.name not in SAMPLE | git_says_changed():
+    if not thorough and chapter.name not in SAMPLE | changed(ROOT):
         pytest.skip("unchanged; --thorough tries every chapter")
     done = plant(ROOT, chapter.name)
     assert done.returncode == 0, done.stdout

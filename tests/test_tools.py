@@ -467,6 +467,29 @@ def test_an_unknown_chapter_is_refused(root):
     )
 
 
+def test_what_has_changed_is_found(root):
+    """By Git, with outputs and all; where there is no Git, it is said and not guessed."""
+    write(root / "book/01_first.ipynb", "# First")
+    write(root / "book/02_second.ipynb", "# Second")
+    outside = execute.select(chapters.read_chapters(root), [], root)
+    assert len(outside) == 2
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)}
+    done = subprocess.run(
+        [sys.executable, TOOLS / "execute.py", "--root", root, "changed"],
+        env=env,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 1 and "no way to tell what has changed" in done.stderr
+    for command in (["init"], ["add", "."], ["commit", "-m", "Two chapters"]):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *who, *command], cwd=root, check=True, capture_output=True)
+    assert execute.changed(root) == set()
+    write(root / "book/02_second.ipynb", "# Second, changed")
+    (found,) = execute.select(chapters.read_chapters(root), ["changed"], root)
+    assert found.name == "02_second"
+
+
 def test_normalizing_keeps_what_the_reader_needs(root):
     hidden = code("x", tags=["hide-input"], collapsed=True, execution={"iopub": "a time"})
     image = {

@@ -1,10 +1,12 @@
 """Run chapters in place, and normalize them, so that running twice gives no diff.
 
 A chapter that fails is named with its cell and is not written; the others still run.
+Chapters are called by number or name; `changed` are those that differ from the last commit.
 """
 
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from nbformat import NotebookNode
 from normalize import normalize
 
 TIMEOUT = 600  # seconds a cell
+# Threads that wait for others sleep: on a busy machine they would take the others' time.
+QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def execute(chapter: Chapter, root: Path) -> None:
@@ -32,7 +36,9 @@ def execute(chapter: Chapter, root: Path) -> None:
         on_cell_start=lambda cell, cell_index: running.append(cell),
     )
     try:
-        client.execute(env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path})
+        client.execute(
+            env={**QUIET, **os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path}
+        )
     except Exception as error:  # of the cell, a timeout, a dead kernel: reported alike
         raise BookError(report(chapter, running, error)) from error
 
@@ -48,8 +54,19 @@ def report(chapter: Chapter, running: list[NotebookNode], error: Exception) -> s
     return "\n".join([f"{chapter.where(running[-1])} failed:", *start, *failed, last])
 
 
-def select(chapters: list[Chapter], names: list[str]) -> list[Chapter]:
+def changed(root: Path) -> set[str]:
+    """The names of the files in book/ and attnlib/ that differ from the last commit."""
+    command = ["git", "status", "--porcelain", "--no-renames", "book", "attnlib"]
+    done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        raise BookError(f"no way to tell what has changed: {done.stderr.strip()}")
+    return {Path(line[3:].strip('"')).stem for line in done.stdout.splitlines()}
+
+
+def select(chapters: list[Chapter], names: list[str], root: Path) -> list[Chapter]:
     """The chapters called by number, by name or by path; all, if none is."""
+    if names == ["changed"]:
+        return [c for c in chapters if c.name in changed(root)]
     wanted = {Path(name).stem for name in names}
     chosen = [c for c in chapters if not wanted or wanted & {c.name, c.key}]
     if unknown := wanted - {key for c in chosen for key in (c.name, c.key)}:
@@ -60,11 +77,13 @@ def select(chapters: list[Chapter], names: list[str]) -> list[Chapter]:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("chapters", nargs="*", metavar="chapter", help="such as 01 (all)")
+    options.add_argument(
+        "chapters", nargs="*", metavar="chapter", help="01, or changed (all)"
+    )
     options.add_argument("--normalize", action="store_true", help="normalize only")
     args = options.parse_args()
     failed = False
-    for chapter in select(read_chapters(args.root), args.chapters):
+    for chapter in select(read_chapters(args.root), args.chapters, args.root):
         print(f"{chapter.name} … ", end="", flush=True)
         start = time.perf_counter()
         try:
