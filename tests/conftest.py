@@ -12,8 +12,8 @@ from jaxtyping import config, install_import_hook
 from site_browser import ARGUMENTS, find_chromium
 
 # All before the first import of attnlib. Tests side by side, and the kernels of their
-# notebooks, keep to one thread each: more would wait for each other. Elsewhere a thread that
-# waits sleeps, and leaves a busy machine to the others. Triton reads the source of its
+# notebooks, keep to one thread each: more would wait for each other. Elsewhere a thread
+# that waits sleeps, and leaves a busy machine to the others. Triton reads the source of its
 # kernels, where a wrapper around the function would stand in its way.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -355,8 +355,13 @@ def test_tangle_refuses(tmp_path, cells, message):
     [
         (
             "02_b",
-            ["# B", BASE],
-            "02_b.ipynb, cell c1: attnlib/base.py belongs to book/01_a.ipynb",
+            ["# B", BASE.partition("\n")[0] + "\nimport os"],
+            "02_b.ipynb, cell c1: move `import os` to the module's first cell",
+        ),
+        (
+            "02_b",
+            ["# B", f"{BASE.partition(chr(10))[0]}\ndef half(x):\n    return x"],
+            "02_b.ipynb, cell c1: half is already defined in book/01_a.ipynb, cell c1",
         ),
         ("00_b", ["# B", LATER], "attnlib/base.py comes later, in chapter 1"),
         (
@@ -372,6 +377,23 @@ def test_tangle_refuses_a_second_chapter(tmp_path, name, cells, message):
     write(tmp_path / "book/01_a.ipynb", "# A", BASE)
     write(tmp_path / f"book/{name}.ipynb", *cells)
     assert message in refused(tangle, tmp_path)
+
+
+def test_a_later_chapter_may_add_to_a_module(tmp_path, capsys):
+    """What it adds stands behind what was there, and edits go back to its own cell."""
+    first, second = tmp_path / "book/01_a.ipynb", tmp_path / "book/02_b.ipynb"
+    write(first, "# A", BASE)
+    write(second, "# B", "from attnlib.base import half", ROOTS)
+    assert run(tangle, tmp_path) == 0
+    made = (tmp_path / "attnlib/base.py").read_text(encoding="utf-8")
+    places = 'Derived in chapter 1, "A" (book/01_a.ipynb), and in chapter 2, "B"'
+    assert places in made and made.index("def half") < made.index("def root")
+    before = first.read_bytes()
+    edit(tmp_path / "attnlib/base.py", "math.sqrt(half(x))", "math.sqrt(x)")
+    assert run(tangle, tmp_path, "--update") == 0
+    assert "02_b.ipynb, cell c2: updated" in capsys.readouterr().out
+    assert "math.sqrt(x)" in second.read_text(encoding="utf-8")
+    assert first.read_bytes() == before
 
 
 def test_a_file_that_is_no_notebook_is_named(tmp_path):

@@ -100,7 +100,7 @@ def main() -> int:
     options.add_argument("chapter", help="such as 01")
     options.add_argument("--only", metavar="SUBJECT", help="a label, or an exercise")
     args = options.parse_args()
-    (chapter,) = select(read_chapters(args.root), [args.chapter])
+    (chapter,) = select(read_chapters(args.root), [args.chapter], args.root)
     faults = [f for f in read_faults(args.root, chapter) if args.only in (None, f.subject)]
     prepare(chapter)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):

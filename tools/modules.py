@@ -16,12 +16,18 @@ class Module:
     """A module and the cells that make it."""
 
     name: str  # with slashes: backprop/softmax
-    chapter: Chapter
+    chapters: list[Chapter] = field(
+        default_factory=list
+    )  # of each cell; the first began it
     cells: list[NotebookNode] = field(default_factory=list)
     docstring: str = ""  # as written, quotes included
     imports: list[Statement] = field(default_factory=list)
     bodies: list[list[Statement]] = field(default_factory=list)  # definitions, cell by cell
     siblings: list["Module"] = field(default_factory=list)  # made by the same chapter
+
+    @property
+    def chapter(self) -> Chapter:
+        return self.chapters[0]
 
     @property
     def file(self) -> str:
@@ -48,9 +54,10 @@ class Module:
         return {other: names for other, names in found.items() if names}
 
     def where(self, index: int) -> str:
-        return self.chapter.where(self.cells[index])
+        return self.chapters[index].where(self.cells[index])
 
-    def add(self, cell: NotebookNode) -> None:
+    def add(self, chapter: Chapter, cell: NotebookNode) -> None:
+        self.chapters.append(chapter)
         self.cells.append(cell)
         source, where = cell.source.partition("\n")[2], self.where(-1)
         if len(self.cells) == 1:
@@ -67,15 +74,11 @@ def read_modules(chapters: list[Chapter]) -> dict[str, Module]:
     for chapter in chapters:
         for cell in chapter.cells:
             if name := exported_module(chapter, cell):
-                module = modules.setdefault(name, Module(name, chapter))
-                if module.chapter is not chapter:
-                    where, home = chapter.where(cell), module.chapter.file
-                    raise BookError(f"{where}: {module.file} belongs to {home}")
-                module.add(cell)
+                modules.setdefault(name, Module(name)).add(chapter, cell)
+        refuse_second_definitions([m for m in modules.values() if chapter in m.chapters])
     for module in modules.values():
         made = [m for m in modules.values() if m.chapter is module.chapter]
         module.siblings = [m for m in made if m is not module]
-        refuse_second_definitions(made)
         check_imports(module, modules)
         refuse_unknown_names(module)
     refuse_cycles(modules)

@@ -1,7 +1,8 @@
 """Make the modules of attnlib/ from the exported cells of the chapters.
 
 A code cell is exported when its first line is a caption, `# attnlib/<module>.py`. The first
-exported cell of a module starts with the module's docstring and all its imports. Names that
+exported cell of a module starts with the module's docstring and all its imports; cells of
+later chapters may add definitions. Names that
 another module of the same chapter defines are imported automatically: in the notebook, the
 cells share a namespace. Without an option, the modules that changed are written. With
 --update, the module wins over its chapter, and is then written anew.
@@ -27,8 +28,8 @@ If the module is right, run:  python tools/tangle.py --update"""
 
 def assembled(module: Module, root: Path) -> str:
     """The module's text: docstring, imports, definitions."""
-    chapter = module.chapter
-    source = f'Derived in {chapter.called}, "{chapter.title}" ({chapter.file}).'
+    places = [f'{c.called}, "{c.title}" ({c.file})' for c in dict.fromkeys(module.chapters)]
+    source = f"Derived in {', and in '.join(places)}."
     source = textwrap.fill(source, 92, break_on_hyphens=False)
     docstring = f'{module.docstring[:-3].rstrip()}\n\n{source}\n"""'
     imports = [s.text for s in module.imports]
@@ -116,7 +117,9 @@ def main() -> int:
     root, chapters = args.root, read_chapters(args.root)
     texts = {m: assembled(m, root) for m in read_modules(chapters).values()}
     if args.update:
-        changed = {m.chapter for m, text in texts.items() if carry_back(m, text, root)}
+        changed = {
+            c for m, text in texts.items() if carry_back(m, text, root) for c in m.chapters
+        }
         texts = {m: assembled(m, root) for m in read_modules(chapters).values()}
         for chapter in changed:
             chapter.write()
