@@ -72,21 +72,22 @@ HALVES = (
 HALF = """
 [[equation]]
 label = "eq-half"
-mistake = "Half is a third."
-changes = [["x / 2", "{}"]]
+mistake = "{0}."
+changes = [["{1}", "{2}"]]
 """
 ANSWER = """
 [[exercise]]
 number = "1.1"
 kind = "shortcut"
-mistake = "It knows two."
-answer = "check(lambda x: {})"
+mistake = "{0}."
+answer = "check(lambda x: {1})"
 """
+UNRUN = "eq-half: none of the cells that check it runs attnlib.Projection"
 
 
 @pytest.fixture
 def book(tmp_path):
-    """A chapter, and a way to keep a mistake for it and plant that."""
+    """A chapter, and a way to keep mistakes for it and plant them."""
     folder = tmp_path / "book" / "faults"
     folder.mkdir(parents=True)
     nbformat.write(new_notebook(cells=list(HALVES)), folder.parent / "01_halves.ipynb")
@@ -99,38 +100,53 @@ def book(tmp_path):
     return try_out
 
 
-UNRUN = "eq-half: none of the cells that check it runs attnlib.Projection"
-
-
-def test_a_mistake_that_is_caught_is_not_told(book):
-    assert book(HALF.format("x / 3")).startswith(UNRUN)
-    assert book(ANSWER.format("x")).startswith(UNRUN)
-
-
-NOT_CAUGHT = {
-    "equal": (HALF.format("0.5 * x"), "passed"),
-    "a crash": (HALF.format("x / None"), "TypeError, line 2: unsupported operand"),
-    "the end": (HALF.format("exit()"), "SystemExit, line 2"),
-    "found twice": (
-        HALF.replace("x / 2", "half(").format("x"),
-        "found 3 times instead of once: half(",
-    ),
-    "stale": (HALF.replace("x / 2", "gone").format("x"), "found 0 times"),
+PLANTED = {
+    "a third": (HALF, "x / 2", "x / 3", ""),
+    "itself": (ANSWER, "x", ""),
+    "equal": (HALF, "x / 2", "0.5 * x", "passed"),
+    "a crash": (HALF, "x / 2", "x / None", "TypeError, line 2: unsupported operand"),
+    "the end": (HALF, "x / 2", "exit()", "SystemExit, line 2"),
     "after the check": (
-        HALF.replace("x / 2", "f(2) == 1,").format("f(2) == 2,"),
-        "no cell that checks it comes after the change",
+        HALF, "f(2) == 1,", "f(2) == 2,", "no cell that checks it comes after the change"
     ),
-    "a right answer": (ANSWER.format("x / 2"), "passed"),
-    "refused without a word": (ANSWER.format("x / 2 if x == 2 else 0"), "caught: "),
-    "an answer that crashes": (ANSWER.format("x / 0"), "ZeroDivisionError, line 1"),
-    "no exercise": (ANSWER.replace("1.1", "1.2"), "starts with # Solution 1.2"),
-    "an odd key": (HALF + "colour = 1\n", "01_halves.toml: what is colour?"),
+    "a right answer": (ANSWER, "x / 2", "passed"),
+    "refused without a word": (ANSWER, "x / 2 if x == 2 else 0", "caught: "),
+    "an answer that crashes": (ANSWER, "x / 0", "ZeroDivisionError, line 1"),
+}  # fmt: skip
+
+
+def test_what_is_not_caught_is_told(book):
+    """And what is caught is not; all are planted in one run."""
+    kept = [form.format(name, *rest[:-1]) for name, (form, *rest) in PLANTED.items()]
+    said = book("".join(kept))
+    assert UNRUN in said
+    told = {
+        name: found[1]
+        for name in PLANTED
+        if (found := re.search(rf"^[\w.-]+: {name}\.\n +(.*)", said, re.MULTILINE))
+    }
+    assert told.keys() == {name for name, (*_, why) in PLANTED.items() if why}
+    for name, why in told.items():
+        assert PLANTED[name][-1] in why, name
+
+
+REFUSED = {
+    "found twice": (
+        HALF.format("", "half(", "x"), "found 3 times instead of once: half("
+    ),
+    "stale": (HALF.format("", "gone", "x"), "found 0 times"),
+    "no exercise": (
+        ANSWER.format("", "x").replace("1.1", "1.2"), "starts with # Solution 1.2"
+    ),
+    "an odd key": (
+        HALF.format("", "x", "y") + "colour = 1\n", "01_halves.toml: what is colour?"
+    ),
     "an odd kind": (ANSWER.replace("shortcut", "joke"), "what is joke?"),
     "no mistake": ('[[equation]]\nlabel = "eq-half"\n', "01_halves.toml: 'mistake'"),
     "not TOML": ("label = ", "01_halves.toml: Invalid value"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("toml", "told"), NOT_CAUGHT.values(), ids=NOT_CAUGHT)
-def test_what_is_not_caught_is_told(book, toml, told):
+@pytest.mark.parametrize(("toml", "told"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_planted_is_refused(book, toml, told):
     assert told in book(toml)
