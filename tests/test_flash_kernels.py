@@ -23,6 +23,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton found", allow_module_level=True)
 
 sys.path.insert(0, str(BENCHMARKS))
+from execute import changed  # noqa: E402
 from flash_kernels import Case, cases, resources  # noqa: E402
 
 # Bytes of shared memory that one program may have. The table's tiles for 80 also serve 86,
@@ -114,6 +115,8 @@ def test_resources_and_instructions(rows):
 
 def test_every_kind_of_mask(capability):
     """Each kernel with each, with full tiles and with others."""
+    if capability and "flash_triton" not in changed(BENCHMARKS.parent):
+        pytest.skip("unchanged; --thorough compiles them")
     rows = compiled("--masks", capability)
     found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
     kernels = ("forward", "query_gradient", "key_value_gradient")
