@@ -121,6 +121,12 @@ def test_a_program_is_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 150
 
 
+def test_each_program_has_its_line():
+    lines = (TOOLS / "README.md").read_text(encoding="utf-8").splitlines()
+    named = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert sorted(named) == sorted(path.name for path in TOOLS.glob("*.py"))
+
+
 # tangle
 
 
