@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlib import ScaledDotProductAttention
+from attnlib import ScaledDotProductAttention, causal_mask
 
 STATIC = Path(__file__).parents[1] / "book" / "_static"
 BANK = (STATIC / "bank_river.html").read_text(encoding="utf-8")
+LEAK = (STATIC / "leak_grid.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -114,7 +115,73 @@ def test_bank_far_up_gives_itself_most_of_its_weight(open_page):
     assert data["bank"] == [1, 2.5, 0] and round(data["weights"][2], 2) == 0.91
 
 
-@pytest.mark.parametrize("fragment", [BANK], ids=["bank"])
+def weigh(x, mask, divide):
+    if divide:
+        return ScaledDotProductAttention()(x, x, x, mask)[1]
+    return ScaledDotProductAttention()(x, x, x)[1] * mask
+
+
+def assert_leaks_are_right(page, tolerance=1e-9):
+    """Weights and moves are the package's; outputs before the word are told apart."""
+    data = kept(page, "#leak-grid")
+    x, other = (torch.tensor(data[n], dtype=torch.float64) for n in ("x", "other"))
+    mask, token, divide = torch.tensor(data["mask"]) == 1, data["token"], data["divide"]
+    changed = x.clone()
+    changed[token] = other
+    weights = weigh(x, mask, divide)
+    moves = (weigh(changed, mask, divide) @ changed - weights @ x).abs().amax(dim=-1)
+    for name, expected in (("weights", weights), ("moves", moves)):
+        off = (torch.tensor(data[name], dtype=torch.float64) - expected).abs().max()
+        assert off < tolerance, name
+    printed = torch.tensor(shown(page, "#leak-grid .m"), dtype=torch.float64)
+    assert (printed - moves).abs().max() < 0.0051
+    filled = page.locator("#leak-grid .c").all_text_contents()
+    assert [text != "" for text in filled] == mask.flatten().tolist()
+    marked = page.locator("#leak-grid .m").evaluate_all(
+        "all => all.map(m => m.classList.contains('leak'))"
+    )
+    assert marked == [i < token and moves[i].item() > 1e-12 for i in range(5)]
+    said = page.locator("#leak-grid .say").text_content()
+    assert ("A leak" in said) == any(marked)
+    return data, marked
+
+
+def test_leaks_are_right_without_the_script_and_with_it(open_page):
+    assert len(LEAK.encode()) < 15_000
+    static, live = open_page(without_script(LEAK)), open_page(LEAK)
+    for page, tolerance in ((static, 1e-4), (live, 1e-9)):
+        data, marked = assert_leaks_are_right(page, tolerance)
+        assert data["mask"] == causal_mask(5).int().tolist() and not any(marked)
+    for selector in (".c", ".m", ".say"):
+        one, two = (p.locator(f"#leak-grid {selector}") for p in (static, live))
+        assert one.all_text_contents() == two.all_text_contents()
+    assert static.locator("#leak-grid .c").first.is_disabled()
+
+
+def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_page):
+    page = open_page(LEAK)
+    press = lambda name: page.get_by_role("button", name=name).click()  # noqa: E731
+    press("may river, word 2, see flooded, word 3?")
+    assert assert_leaks_are_right(page)[1] == [False, True, False, False, False]
+    press("may river, word 2, see flooded, word 3?")
+    assert not any(assert_leaks_are_right(page)[1])
+    press("mask after softmax, not divided")
+    data, marked = assert_leaks_are_right(page)
+    assert data["mask"] == causal_mask(5).int().tolist()
+    assert marked == [False, True, False, False, False]  # as the chapter says
+    press("no mask")
+    page.locator('#leak-grid [data-token="4"]').focus()
+    page.keyboard.press("Enter")
+    data, marked = assert_leaks_are_right(page)
+    assert data["token"] == 4 and marked == [True] * 4 + [False]
+    press("causal mask")
+    for token in range(5):  # whatever word is replaced, the past stays
+        page.locator(f'#leak-grid [data-token="{token}"]').click()
+        data, marked = assert_leaks_are_right(page)
+        assert data["moves"][:token] == [0] * token and not any(marked)
+
+
+@pytest.mark.parametrize("fragment", [BANK, LEAK], ids=["bank", "leak"])
 def test_figure_fits_a_narrow_screen(open_page, fragment):
     page = open_page(fragment, width=360)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
