@@ -41,7 +41,8 @@ def without_script(fragment):
 def kept(page, figure):
     """What the figure keeps of its state, as numbers where they are numbers."""
     data = page.locator(figure).evaluate("f => Object.assign({}, f.dataset)")
-    return {k: json.loads(v) if v[0] in "[{0" else v for k, v in data.items()}
+    data.pop("lmSuppressShortcuts")
+    return {k: v if k == "sentence" else json.loads(v) for k, v in data.items()}
 
 
 def shown(page, selector):
@@ -160,7 +161,10 @@ def test_leaks_are_right_without_the_script_and_with_it(open_page):
 
 def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_page):
     page = open_page(LEAK)
-    press = lambda name: page.get_by_role("button", name=name).click()  # noqa: E731
+
+    def press(name):
+        page.get_by_role("button", name=name).click()
+
     press("may river, word 2, see flooded, word 3?")
     assert assert_leaks_are_right(page)[1] == [False, True, False, False, False]
     press("may river, word 2, see flooded, word 3?")
