@@ -20,6 +20,7 @@ STORY = {
     "01_scaled_dot_product",
     "02_self_attention",
     "03_causal_attention",
+    "13_online_softmax",
     "14_flash_attention",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000

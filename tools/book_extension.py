@@ -3,7 +3,8 @@
 - A cell whose first line is ``# attnlib/<module>.py`` is shown as a listing of the
   package, with its file name as the caption.
 - Every code cell can be linked to: ``{ref}`text <cell-01-cell-id>```, where 01 is the
-  number of the chapter and ``cell-id`` the id of the cell in the notebook.
+  number of the chapter and ``cell-id`` the id of the cell in the notebook, or the name of
+  what a listing defines.
 - A hidden cell that starts with ``# Solution`` is labeled "Show solution". What else is
   folded, and the marks of the equations: tools/fold_extension.py.
 - Plots keep their printed size; tables scroll inside themselves.
@@ -23,6 +24,7 @@ from typing import Any
 
 from docutils import nodes
 from fold_extension import fold
+from normalize import slug
 from PIL import Image
 from sphinx.application import Sphinx
 
@@ -59,7 +61,7 @@ def shape_page(app: Sphinx, doctree: nodes.document) -> None:
 
 def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
     """Give a code cell its label, and its caption if it belongs to the package."""
-    title = cell_id
+    title, names = cell_id, {cell_id}
     for listing in list(cell.findall(nodes.literal_block))[:1]:
         code = listing.astext()
         fold(cell, code)
@@ -67,6 +69,8 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
             title, code = match[1], code[match.end() :].lstrip("\n")
             listing.rawsource = code  # Sphinx highlights only where the two agree
             listing.children = [nodes.Text(code)]
+            defined = re.findall(r"^(?:class|def) (\w+)", code, re.MULTILINE)
+            names.update(slug(name) for name in defined)  # a link to any of them leads here
             cell["classes"].append("package-listing")
             caption = nodes.paragraph("", "", nodes.literal(title, title))
             caption["classes"].append("package-caption")
@@ -75,11 +79,11 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
         elif code.startswith("# Solution"):
             cell["classes"].append("solution")
             cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"
-    if cell_id:
-        docname = app.env.docname
-        label = f"cell-{Path(docname).name.partition('_')[0]}-{cell_id}"
+    docname = app.env.docname
+    std: Any = app.env.get_domain("std")
+    for name in sorted(names if cell_id else ()):
+        label = f"cell-{Path(docname).name.partition('_')[0]}-{name}"
         cell["ids"].append(label)
-        std: Any = app.env.get_domain("std")
         std.anonlabels[label.lower()] = docname, label
         std.labels[label.lower()] = docname, label, title
 
