@@ -1,4 +1,4 @@
-"""The interactive figures of chapters 1, 13 and 14, in a real browser, against torch."""
+"""The interactive figures, in a real browser, against torch."""
 
 import json
 import re
@@ -887,3 +887,106 @@ def test_tiles_twice_on_a_page_and_their_names(open_page):
     assert ids and all(name.startswith("flash-tiles") for name in ids)
     assert page.get_by_role("group", name="pass:").count() == 2
     assert page.locator(f"{TILES} [aria-live=polite]").count() == 2
+
+
+# Chapter 5: what one mixture of two numbers tells
+
+
+PLANE = "#two-numbers"
+PLANE_FRAGMENT = (STATIC / "two_numbers.html").read_text(encoding="utf-8")
+READ_PLANE = r"""figure => {
+    const numbers = e => e.match(/-?\d+(\.\d+)?/g).map(Number);
+    const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
+    const path = e => numbers(e.getAttribute("d"));
+    const u = figure.querySelector(".u");
+    return {
+        at: numbers(figure.querySelector(".pt").getAttribute("transform")),
+        guess: numbers(figure.querySelector(".guess").getAttribute("transform")),
+        error: ["x1", "y1", "x2", "y2"].map(n => +u.getAttribute(n)),
+        lines: all(".l:not(.off)", path),
+        directions: all(".d:not(.off)", path),
+        say: figure.querySelector(".say").textContent.replaceAll("\u2212", "-"),
+    };
+}"""
+
+
+def read_plane(page):
+    return page.locator(PLANE).first.evaluate(READ_PLANE)
+
+
+def assert_plane(read, pair, *shares):
+    """The lines hold the pairs with its mixtures; the guess is the least-squares one."""
+    size = {"dtype": torch.float64}
+    pair, heads = torch.tensor(pair, **size), torch.tensor([[p, 0.9 - p] for p in shares])
+    heads = heads.to(torch.float64)
+    guess = torch.linalg.pinv(heads, rtol=1e-6) @ (heads @ pair)
+    place = lambda x: [160 + 25 * x[0].item(), 160 - 25 * x[1].item()]  # noqa: E731
+    near = {"abs": 0.12}
+    assert read["at"] == pytest.approx(place(pair), **near)
+    assert read["guess"] == pytest.approx(place(guess), **near)
+    assert read["error"] == pytest.approx(place(guess) + place(pair), **near)
+    assert len(read["lines"]) == len(read["directions"]) == len(heads)
+    for head, line, direction in zip(heads, read["lines"], read["directions"], strict=True):
+        ends = torch.tensor(line, **size).view(2, 2)
+        ends = (ends - 160) / torch.tensor([25.0, -25.0], **size)
+        assert torch.allclose(ends @ head, head @ pair, atol=0.02)
+        assert (ends[0] - ends[1]).norm() > 20
+        end = torch.tensor(direction[2:], **size) - 160
+        assert torch.allclose(end[0] * head[1], -end[1] * head[0], atol=0.1)
+    assert f"{(heads @ pair)[0]:.2f}" in read["say"]
+
+
+def test_plane_without_the_script_and_the_script_changes_nothing(open_page):
+    assert len(PLANE_FRAGMENT.encode()) < 11_000
+    bare = re.sub(r"<script>.*?</script>", "", PLANE_FRAGMENT, flags=re.S)
+    static, live = open_page(fragment=bare), open_page(fragment=PLANE_FRAGMENT)
+    assert not static.locator(f"{PLANE} .ctl").is_visible()
+    assert read_plane(static) == read_plane(live)
+    assert_plane(read_plane(live), [3.0, 5.0], 0.6)
+    assert "The best guess is (4.4, 2.2), at the distance 3.1." in read_plane(live)["say"]
+
+
+def test_plane_measures_one_direction_a_head(open_page):
+    page = open_page(fragment=PLANE_FRAGMENT, copies=2)
+    page.locator(f"{PLANE} .pt").first.focus()
+    for key, pair in (
+        ("ArrowLeft", [2.9, 5.0]),
+        ("Shift+ArrowDown", [2.9, 4.0]),
+        ("Shift+ArrowRight", [3.9, 4.0]),
+        ("ArrowUp", [3.9, 4.1]),
+    ):
+        page.keyboard.press(key)
+        assert_plane(read_plane(page), pair, 0.6)
+    for share in (0.0, 0.45, 0.9):
+        page.get_by_role("slider", name="weight of a in head 1").first.fill(str(share))
+        assert_plane(read_plane(page), pair, share)
+    page.get_by_role("checkbox", name="a second head").first.check()
+    assert_plane(read_plane(page), pair, 0.9, 0.2)
+    assert "cross at one point, (3.9, 4.1)" in read_plane(page)["say"]
+    page.get_by_role("slider", name="weight of a in head 2").first.fill("0.9")
+    assert_plane(read_plane(page), pair, 0.9, 0.9)
+    assert "the second adds nothing" in read_plane(page)["say"]
+    page.get_by_role("button", name="reset").first.click()
+    assert_plane(read_plane(page), [3.0, 5.0], 0.6)
+    second = page.locator(PLANE).last.evaluate(READ_PLANE)
+    assert_plane(second, [3.0, 5.0], 0.6)  # the other copy has not moved
+
+
+def test_plane_drags_and_fits(open_page):
+    page = open_page(fragment=PLANE_FRAGMENT)
+    box = page.locator(f"{PLANE} svg").bounding_box()
+    scale = box["width"] / 320
+    page.mouse.move(box["x"] + 235 * scale, box["y"] + 35 * scale)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 110 * scale, box["y"] + 210 * scale, steps=3)
+    assert_plane(read_plane(page), [-2.0, -2.0], 0.6)
+    page.mouse.move(2000, -500)
+    page.mouse.up()
+    assert_plane(read_plane(page), [6.0, 6.0], 0.6)
+    page.get_by_role("checkbox", name="a second head").check()
+    for width in (300, 360, 390, 560, 760, 1200):
+        page.set_viewport_size({"width": width, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator(PLANE).evaluate(SMALL_TEXT) == [], f"small at {width} px"
+        controls = page.locator(f"{PLANE} button, {PLANE} label").all()
+        assert all(c.bounding_box()["height"] >= 36 for c in controls)
