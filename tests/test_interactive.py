@@ -990,3 +990,106 @@ def test_plane_drags_and_fits(open_page):
         assert page.locator(PLANE).evaluate(SMALL_TEXT) == [], f"small at {width} px"
         controls = page.locator(f"{PLANE} button, {PLANE} label").all()
         assert all(c.bounding_box()["height"] >= 36 for c in controls)
+
+
+# Chapter 4: a grid and its image
+
+
+GRID = "#grid-image"
+GRID_FRAGMENT = (STATIC / "grid_image.html").read_text(encoding="utf-8")
+READ_GRID = r"""figure => {
+    const numbers = e => e.match(/-?\d+(\.\d+)?/g).map(Number);
+    const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
+    const circle = css => figure.querySelector(css);
+    return {
+        lines: numbers(circle(".m").getAttribute("d")),
+        arrows: all(".arrow", e => numbers(e.getAttribute("d"))),
+        handles: all(".h", e => numbers(e.getAttribute("transform"))),
+        token: ["cx", "cy"].map(n => +circle(".x").getAttribute(n)),
+        image: ["cx", "cy"].map(n => +circle(".z").getAttribute(n)),
+        table: all("td", e => +e.textContent.replace("\u2212", "-")),
+        say: circle(".say").textContent,
+    };
+}"""
+
+
+def read_grid(page):
+    return page.locator(GRID).first.evaluate(READ_GRID)
+
+
+def assert_grid(read, rows):
+    """Lines, arrows, token and words are those of the matrix, by torch."""
+    W, token = torch.tensor(rows), torch.tensor([0.5, 1.0])
+    ticks = [-1, -0.5, 0, 0.5, 1]
+    ends = [[(t, -1), (t, 1), (-1, t), (1, t)] for t in ticks]
+    place = torch.tensor([160, 160]) + torch.tensor([75, -75]) * (
+        torch.tensor(ends, dtype=W.dtype).view(-1, 2) @ W
+    )
+    corner = torch.tensor([160.0, 160.0])
+    heads = corner + torch.tensor([75.0, -75.0]) * W
+    dot = corner + torch.tensor([75.0, -75.0]) * (token @ W)
+    table = torch.stack([*W, token, token @ W])
+    for got, want, atol in (
+        (read["lines"], place.flatten(), 0.06),
+        (read["arrows"], torch.cat([corner.expand(2, 2), heads], dim=1), 0.06),
+        (read["handles"], heads, 0.06),
+        (read["token"], corner + torch.tensor([75.0, -75.0]) * token, 0.06),
+        (read["image"], dot, 0.06),
+        (read["table"], table.flatten(), 0.006),
+    ):
+        assert torch.allclose(torch.tensor(got, dtype=want.dtype), want, rtol=0, atol=atol)
+    rank = torch.linalg.matrix_rank(W).item()
+    assert read["say"].startswith(f"Rank {rank}:")
+    if rank == 2:
+        assert f" {torch.linalg.det(W).abs():.2f} times" in read["say"]
+        assert ("turned over" in read["say"]) == (torch.linalg.det(W) < 0).item()
+
+
+def test_grid_without_the_script_and_the_script_changes_nothing(open_page):
+    assert len(GRID_FRAGMENT.encode()) < 11_000
+    bare = re.sub(r"<script>.*?</script>", "", GRID_FRAGMENT, flags=re.S)
+    static, live = open_page(fragment=bare), open_page(fragment=GRID_FRAGMENT)
+    assert not static.locator(f"{GRID} .ctl").is_visible()
+    assert read_grid(static) == read_grid(live)
+    assert_grid(read_grid(live), [[1.0, 0.4], [-0.5, 0.9]])
+
+
+def test_grid_follows_its_rows(open_page):
+    page = open_page(fragment=GRID_FRAGMENT, copies=2)
+    for name, rows in (
+        ("identity", [[1.0, 0.0], [0.0, 1.0]]),
+        ("quarter turn", [[0.0, 1.0], [-1.0, 0.0]]),
+        ("rank 1", [[1.0, 0.5], [-0.6, -0.3]]),
+        ("reset", [[1.0, 0.4], [-0.5, 0.9]]),
+    ):
+        page.get_by_role("button", name=name).first.click()
+        assert_grid(read_grid(page), rows)
+    page.get_by_role("slider", name="Row 2 of W").first.focus()
+    for key, row in (
+        ("ArrowLeft", [-0.55, 0.9]),
+        ("Shift+ArrowDown", [-0.55, 0.4]),
+        ("Shift+ArrowRight", [-0.05, 0.4]),
+        ("ArrowUp", [-0.05, 0.45]),
+    ):
+        page.keyboard.press(key)
+        assert_grid(read_grid(page), [[1.0, 0.4], row])
+    assert_grid(page.locator(GRID).last.evaluate(READ_GRID), [[1.0, 0.4], [-0.5, 0.9]])
+    box = page.locator(f"{GRID} svg").first.bounding_box()
+    scale = box["width"] / 320
+    page.mouse.move(box["x"] + 235 * scale, box["y"] + 130 * scale)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 85 * scale, box["y"] + 160 * scale, steps=3)
+    assert_grid(read_grid(page), [[-1.0, 0.0], [-0.05, 0.45]])  # turned over
+    page.mouse.move(box["x"] + 160 * scale, box["y"] + 160 * scale, steps=3)
+    page.mouse.up()
+    assert_grid(read_grid(page), [[0.0, 0.0], [-0.05, 0.45]])
+
+
+def test_grid_fits(open_page):
+    page = open_page(fragment=GRID_FRAGMENT)
+    for width in (300, 360, 390, 560, 760, 1200):
+        page.set_viewport_size({"width": width, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator(GRID).evaluate(SMALL_TEXT) == [], f"small at {width} px"
+        controls = page.locator(f"{GRID} button").all()
+        assert all(c.bounding_box()["height"] >= 36 for c in controls)

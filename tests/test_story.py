@@ -18,6 +18,7 @@ from equations import EQUATION
 ROOT = Path(__file__).resolve().parent.parent
 STORY = {
     "01_scaled_dot_product",
+    "04_projection",
     "05_multi_head",
     "14_flash_attention",
 }
