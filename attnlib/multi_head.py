@@ -36,46 +36,6 @@ def merge_heads(
     return x.transpose(-3, -2).flatten(-2)
 
 
-def padding_mask(
-    lengths: Int[Tensor, " batch"] | Sequence[int],
-    max_length: int | None = None,
-    device: torch.device | str | None = None,
-) -> Bool[Tensor, "batch 1 1 keys"]:
-    """Which keys are words and not padding, for sequences padded at the end.
-
-    Args:
-        lengths: number of words of each sequence.
-        max_length: number of keys; `None` means the largest of the lengths.
-        device: where to make the mask; `None` means where the lengths are.
-
-    Returns:
-        Boolean mask of shape (batch, 1, 1, max_length), True = may attend.
-
-    Raises:
-        TypeError: lengths that are not whole numbers.
-        ValueError: not a list of lengths, or a length below 0 or above max_length.
-
-    Source: chapter 5; the contract of chapter 1.
-    """
-    lengths = torch.as_tensor(lengths)
-    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
-    if not whole and lengths.numel():  # an empty list is floating point to PyTorch
-        raise TypeError(f"lengths: expected whole numbers, got {lengths.tolist()}")
-    if lengths.dim() != 1:
-        raise ValueError(
-            f"lengths: expected one number for each sequence, got {lengths.tolist()}"
-        )
-    longest = int(lengths.max()) if lengths.numel() else 0
-    max_length = longest if max_length is None else max_length
-    if longest > max_length or (lengths < 0).any():
-        raise ValueError(
-            f"lengths: expected numbers between 0 and max_length = {max_length}, "
-            f"got {lengths.tolist()}"
-        )
-    positions = torch.arange(max_length, device=device or lengths.device)
-    return (positions < lengths.to(positions.device)[:, None])[:, None, None, :]
-
-
 def make_heads(
     attention: type[BaseAttention] | BaseAttention | Sequence[BaseAttention] | None,
     num_heads: int,
@@ -119,6 +79,28 @@ def make_heads(
         if not isinstance(head, BaseAttention):
             raise TypeError(f"{wanted}, got a list with {head!r}")
     return nn.ModuleList(attention)
+
+
+def attend_each(
+    attentions: nn.ModuleList,
+    query: Float[Tensor, "*batch heads queries d_k"],
+    key: Float[Tensor, "*batch heads keys d_k"],
+    value: Float[Tensor, "*batch heads keys d_v"],
+    mask: Tensor | None,
+) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
+    """One attention for each head; the outputs in one tensor, the weights in a list.
+
+    Source: chapter 5.
+    """
+    outputs, per_head = [], []
+    for h, attention in enumerate(attentions):
+        q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
+        own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
+        output, weights = attention(q, k, v, mask[:, h : h + 1] if own else mask)
+        outputs.append(output)
+        per_head.append(None if weights is None else weights.squeeze(-3))
+    formed = any(weights is not None for weights in per_head)
+    return torch.cat(outputs, dim=-3), per_head if formed else None
 
 
 def check_dimensions(mask: Tensor | None, query: Tensor) -> None:
@@ -221,13 +203,14 @@ class MultiHeadAttention(nn.Module):
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_layer_input(name, x, self.embed_dim, self.q_proj.W, dims=2)
         check_dimensions(mask, query)
-        projected = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
-        heads = [split_heads(x, self.num_heads) for x in projected]
+        q = split_heads(self.q_proj(query), self.num_heads)
+        k = split_heads(self.k_proj(key), self.num_heads)
+        v = split_heads(self.v_proj(value), self.num_heads)
         if isinstance(self.attention, BaseAttention):
-            output, weights = self.attention(*heads, mask)
+            output, weights = self.attention(q, k, v, mask)
             per_head = None if weights is None else list(weights.unbind(dim=-3))
         else:
-            output, per_head = attend_each(self.attention, *heads, mask)
+            output, per_head = attend_each(self.attention, q, k, v, mask)
         return self.out_proj(merge_heads(output)), per_head
 
     @classmethod
@@ -263,26 +246,44 @@ class MultiHeadAttention(nn.Module):
         return made.train(module.training)
 
 
-def attend_each(
-    attentions: nn.ModuleList,
-    query: Float[Tensor, "*batch heads queries d_k"],
-    key: Float[Tensor, "*batch heads keys d_k"],
-    value: Float[Tensor, "*batch heads keys d_v"],
-    mask: Tensor | None,
-) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
-    """One attention for each head; the outputs in one tensor, the weights in a list.
+def padding_mask(
+    lengths: Int[Tensor, " batch"] | Sequence[int],
+    max_length: int | None = None,
+    device: torch.device | str | None = None,
+) -> Bool[Tensor, "batch 1 1 keys"]:
+    """Which keys are words and not padding, for sequences padded at the end.
 
-    Source: chapter 5.
+    Args:
+        lengths: number of words of each sequence.
+        max_length: number of keys; `None` means the largest of the lengths.
+        device: where to make the mask; `None` means where the lengths are.
+
+    Returns:
+        Boolean mask of shape (batch, 1, 1, max_length), True = may attend.
+
+    Raises:
+        TypeError: lengths that are not whole numbers.
+        ValueError: not a list of lengths, or a length below 0 or above max_length.
+
+    Source: chapter 5; the contract of chapter 1.
     """
-    outputs, per_head = [], []
-    for h, attention in enumerate(attentions):
-        q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
-        own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
-        output, weights = attention(q, k, v, mask[:, h : h + 1] if own else mask)
-        outputs.append(output)
-        per_head.append(None if weights is None else weights.squeeze(-3))
-    formed = any(weights is not None for weights in per_head)
-    return torch.cat(outputs, dim=-3), per_head if formed else None
+    lengths = torch.as_tensor(lengths)
+    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+    if not whole and lengths.numel():  # an empty list is floating point to PyTorch
+        raise TypeError(f"lengths: expected whole numbers, got {lengths.tolist()}")
+    if lengths.dim() != 1:
+        raise ValueError(
+            f"lengths: expected one number for each sequence, got {lengths.tolist()}"
+        )
+    longest = int(lengths.max()) if lengths.numel() else 0
+    max_length = longest if max_length is None else max_length
+    if longest > max_length or (lengths < 0).any():
+        raise ValueError(
+            f"lengths: expected numbers between 0 and max_length = {max_length}, "
+            f"got {lengths.tolist()}"
+        )
+    positions = torch.arange(max_length, device=device or lengths.device)
+    return (positions < lengths.to(positions.device)[:, None])[:, None, None, :]
 
 
 def mask_from_torch(

@@ -22,6 +22,10 @@ STORY = {
     "03_causal_attention",
     "13_online_softmax",
     "14_flash_attention",
+    "04_projection",
+    "05_multi_head",
+    "14_flash_attention",
+    "B_beside_pytorch",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
