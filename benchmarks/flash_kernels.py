@@ -9,7 +9,7 @@ either interprets or compiles.
     python benchmarks/flash_kernels.py --json 90  the same for one compute capability
     python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
     python benchmarks/flash_kernels.py --masks    prints every kind of mask
-    python benchmarks/flash_kernels.py --grid     writes results/flash_tiles.json: many tiles
+    python benchmarks/flash_kernels.py --grid     writes results/flash_tiles.json
     ... --masks --json 90                         the same for one compute capability
 """
 
@@ -86,7 +86,8 @@ def cases(which: str) -> list[Case]:
         )
         return [Case(*case) for case in found]
     if which == "grid":
-        return [Case("forward", 90, "fp16", d, causal=False, tiles=tile) for d, *tile in GRID]
+        plain = {"causal": False}
+        return [Case("forward", 90, "fp16", d, tiles=tile, **plain) for d, *tile in GRID]
     found = itertools.product(KERNELS, CAPABILITIES, ("fp16",), (64, 128))
     extra = [
         Case("forward", 90, "bf16", 128, causal=False),
