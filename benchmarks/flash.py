@@ -9,7 +9,6 @@ The machine should have nothing else to do.
 import argparse
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,7 +28,7 @@ FEATURES = 64
 SHAPES = ((8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of one head, for the memory
 LONGEST_NAIVE = 16384  # its scores take 1 GiB there
-PARTS = ("roof", "powers", "parts", "steps", "many", "speed", "lengths")
+PARTS = ("roof", "powers", "steps", "many", "speed", "lengths")
 
 
 def inputs(heads: int, tokens: int, gradient: bool = False) -> list[Tensor]:
@@ -203,40 +202,6 @@ def powers(rounds: int) -> dict[str, object]:
     return {"numbers": len(x), **micro}
 
 
-def parts(heads: int, tokens: int, rounds: int) -> dict[str, object]:
-    """Plain attention in parts: time, and pages that the operating system had to give.
-
-    Each part writes into fresh memory, as it does in ScaledDotProductAttention, and then
-    into memory that was used before.
-    """
-    q, k, v = (x[0] for x in inputs(heads, tokens))
-    keys, scores = k.transpose(1, 2), q.new_empty(heads, tokens, tokens)
-    weights, mixed = torch.empty_like(scores), torch.empty_like(v)
-    torch.bmm(q, keys, out=scores)
-    torch.softmax(scores, dim=-1, out=weights)
-    calls = {
-        "scores": lambda **out: torch.bmm(q, keys, **out),
-        "softmax": lambda **out: torch.softmax(scores, dim=-1, **out),
-        "output": lambda **out: torch.bmm(weights, v, **out),
-    }
-    targets = {"scores": scores, "softmax": weights, "output": mixed}
-    both = {f"{name}, fresh": call for name, call in calls.items()}
-    for name, call in calls.items():
-        both[f"{name}, used"] = lambda call=call, out=targets[name]: call(out=out)
-    times = time_in_turn(both, rounds)
-    rows = []
-    for name in calls:
-        row: dict[str, object] = {"part": name}
-        for memory in ("fresh", "used"):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            both[f"{name}, {memory}"]()
-            pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-            row[f"{memory}_ms"] = round(statistics.median(times[f"{name}, {memory}"]), 1)
-            row[f"{memory}_pages"] = pages
-        rows.append(row)
-    return {"heads": heads, "tokens": tokens, "rows": rows}
-
-
 # Memory, each measurement in a process of its own.
 
 
@@ -326,7 +291,6 @@ def main() -> None:
     measure = {
         "roof": lambda: roof(rounds),
         "powers": lambda: powers(rounds),
-        "parts": lambda: parts(8, 4096, rounds),
         "steps": lambda: steps(8, 2048, 3 * rounds),
         "many": lambda: many(192, 512, 2 * rounds),
         "speed": lambda: speed(rounds),

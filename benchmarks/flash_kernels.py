@@ -9,6 +9,7 @@ either interprets or compiles.
     python benchmarks/flash_kernels.py --json 90  the same for one compute capability
     python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
     python benchmarks/flash_kernels.py --masks    prints every kind of mask
+    python benchmarks/flash_kernels.py --grid     writes results/flash_tiles.json
     ... --masks --json 90                         the same for one compute capability
 """
 
@@ -52,6 +53,10 @@ COMPARED = (
     (128, 128, 128, 128, 4, 2),
 )
 
+# The forward kernel for 90 over a grid of tiles, which the figure of chapter 15 shows:
+# head dimension, queries, keys, warps, stages.
+GRID = tuple(itertools.product((64, 128), (64, 128), (32, 64, 128), (4, 8), (1, 2, 3)))
+
 
 class Case(NamedTuple):
     """One kernel for one GPU."""
@@ -80,6 +85,9 @@ def cases(which: str) -> list[Case]:
             KERNELS, CAPABILITIES, ("fp16",), (128,), (True,), masks, even
         )
         return [Case(*case) for case in found]
+    if which == "grid":
+        plain = {"causal": False}
+        return [Case("forward", 90, "fp16", d, tiles=tile, **plain) for d, *tile in GRID]
     found = itertools.product(KERNELS, CAPABILITIES, ("fp16",), (64, 128))
     extra = [
         Case("forward", 90, "bf16", 128, causal=False),
@@ -202,16 +210,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--masks", action="store_true")
+    parser.add_argument("--grid", action="store_true")
     parser.add_argument("--record", action="store_true", help="what the record has")
     parser.add_argument("--json", type=int, nargs="?", const=0, metavar="CAPABILITY")
     arguments = parser.parse_args()
-    which = "full" if arguments.full else "masks" if arguments.masks else "record"
+    chosen = [name for name in ("full", "masks", "grid") if getattr(arguments, name)]
+    which = chosen[0] if chosen else "record"
     rows, chosen = [], cases(which)
     if arguments.json:
         chosen = [case for case in chosen if case.capability == arguments.json]
     for row in compile_all(chosen):
         rows.append(row)
         print(json.dumps(row), flush=True)
+    if arguments.json is None and which == "grid":
+        path = Path(__file__).parent / "results" / "flash_tiles.json"
+        names = ("dim", "queries", "keys", "num_warps", "num_stages")
+        names += ("registers", "spill_stores", "shared")
+        lines = ",\n  ".join(json.dumps([row[name] for name in names]) for row in rows)
+        start = f'{{"triton": "{triton.__version__}", "columns": {json.dumps(names)},'
+        path.write_text(f'{start} "kernels": [\n  {lines}\n]}}\n', encoding="utf-8")
     if arguments.json is None and which == "record":
         path = Path(__file__).parent / "results" / "flash_kernels.json"
         # One kernel a line, and nothing of this machine: it only compiled.

@@ -26,6 +26,8 @@ STORY = {
     "05_multi_head",
     "14_flash_attention",
     "B_beside_pytorch",
+    "14_flash_attention",
+    "15_flash_on_gpu",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
