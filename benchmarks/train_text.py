@@ -163,14 +163,6 @@ def judge(model: nn.Module) -> float:
         return loss_of(model, pieces).item()
 
 
-def written(model: LanguageModel, start: str = "The ", symbols: int = 500) -> str:
-    """What the model writes, at temperature 0.7."""
-    ids = torch.tensor([SYMBOLS.index(symbol) for symbol in start])
-    source = torch.Generator().manual_seed(0)
-    drawn = model.generate(ids, symbols, temperature=0.7, generator=source)
-    return "".join(SYMBOLS[i] for i in drawn.tolist())
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -202,7 +194,6 @@ def main() -> None:
         means = log.unflatten(0, (-1, 20)).mean(dim=1)
         record["curves"][name] = [round(x, 4) for x in means.tolist()]
         record[f"validation {name}"] = round(judge(model), 4)
-    record["written"] = written(models["attnlib"].cpu())
     write_record("train_text", record)
 
 
