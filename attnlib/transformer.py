@@ -128,78 +128,6 @@ class TransformerBlock(nn.Module):
         return block.train(layer.training)
 
 
-def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:
-    """Row t holds sin(ω_i t) and cos(ω_i t) in columns 2i and 2i + 1.
-
-    The angular frequencies are ω_i = 10000^(-2i / embed_dim), in radians per token.
-
-    Args:
-        tokens: number of positions, counted from 0.
-        embed_dim: number of columns, even.
-
-    Raises:
-        ValueError: embed_dim is odd.
-
-    Source: chapter 9, eq-sinusoidal; Vaswani et al. (2017), section 3.5.
-    """
-    if embed_dim % 2:
-        raise ValueError(f"embed_dim: expected an even number, got {embed_dim}")
-    position = torch.arange(tokens, dtype=torch.float64)
-    omega = 10000 ** (-torch.arange(0, embed_dim, 2, dtype=torch.float64) / embed_dim)
-    angle = position[:, None] * omega
-    table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
-    return table.to(torch.get_default_dtype())
-
-
-def sample(
-    logits: Float[Tensor, "*batch vocab_size"],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Int[Tensor, "*batch 1"]:
-    """Draws one token from softmax(logits / temperature).
-
-    Args:
-        logits: shape (vocab_size,) or (batch, vocab_size).
-        temperature: at least 0; 0 means the likeliest token.
-        top_k: how many of the likeliest tokens may be drawn; `None` means all.
-        generator: the source of randomness; `None` means PyTorch's own.
-
-    Raises:
-        ValueError: temperature below 0, or top_k below 1.
-
-    Source: chapter 9, eq-temperature.
-    """
-    if not temperature >= 0:
-        raise ValueError(f"temperature: expected at least 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: expected at least 1, got {top_k}")
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator)
-
-
-def check_causal(attention: MultiHeadAttention) -> None:
-    """Refuses heads that let a token see later ones.
-
-    Raises:
-        ValueError: a head has no attribute `causal`, or it is False.
-
-    Source: chapter 9; the contract of chapter 1.
-    """
-    heads = attention.attention
-    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
-        if not getattr(head, "causal", False):
-            raise ValueError(
-                "attention: expected causal=True, since a language model must not see "
-                f"later tokens, got {head!r}"
-            )
-
-
 class LanguageModel(nn.Module):
     """A decoder-only transformer: logits of each token given the ones before it.
 
@@ -348,3 +276,75 @@ class LanguageModel(nn.Module):
             chosen = sample(logits, temperature, top_k, generator)
             ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
         return ids
+
+
+def check_causal(attention: MultiHeadAttention) -> None:
+    """Refuses heads that let a token see later ones.
+
+    Raises:
+        ValueError: a head has no attribute `causal`, or it is False.
+
+    Source: chapter 9; the contract of chapter 1.
+    """
+    heads = attention.attention
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        if not getattr(head, "causal", False):
+            raise ValueError(
+                "attention: expected causal=True, since a language model must not see "
+                f"later tokens, got {head!r}"
+            )
+
+
+def sample(
+    logits: Float[Tensor, "*batch vocab_size"],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "*batch 1"]:
+    """Draws one token from softmax(logits / temperature).
+
+    Args:
+        logits: shape (vocab_size,) or (batch, vocab_size).
+        temperature: at least 0; 0 means the likeliest token.
+        top_k: how many of the likeliest tokens may be drawn; `None` means all.
+        generator: the source of randomness; `None` means PyTorch's own.
+
+    Raises:
+        ValueError: temperature below 0, or top_k below 1.
+
+    Source: chapter 9, eq-temperature.
+    """
+    if not temperature >= 0:
+        raise ValueError(f"temperature: expected at least 0, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k: expected at least 1, got {top_k}")
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator)
+
+
+def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:
+    """Row t holds sin(ω_i t) and cos(ω_i t) in columns 2i and 2i + 1.
+
+    The angular frequencies are ω_i = 10000^(-2i / embed_dim), in radians per token.
+
+    Args:
+        tokens: number of positions, counted from 0.
+        embed_dim: number of columns, even.
+
+    Raises:
+        ValueError: embed_dim is odd.
+
+    Source: chapter 9, eq-sinusoidal; Vaswani et al. (2017), section 3.5.
+    """
+    if embed_dim % 2:
+        raise ValueError(f"embed_dim: expected an even number, got {embed_dim}")
+    position = torch.arange(tokens, dtype=torch.float64)
+    omega = 10000 ** (-torch.arange(0, embed_dim, 2, dtype=torch.float64) / embed_dim)
+    angle = position[:, None] * omega
+    table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
+    return table.to(torch.get_default_dtype())

@@ -27,7 +27,7 @@ def test_each_equation_and_exercise_has_mistakes(chapter):
     faults = read_faults(ROOT, chapter)
     kept = {(fault.subject, fault.kind) for fault in faults}
     text = "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
-    asked = re.findall(r"^### Exercise ([\d.]+):", text, re.MULTILINE)
+    asked = re.findall(r"^### Exercise (\w+\.\d+):", text, re.MULTILINE)
     wanted = {(equation.label, "equation") for equation in equations(chapter, [])}
     wanted |= {(number, kind) for number in asked for kind in KINDS}
     assert wanted - kept == set(), "keep a mistake for each, in book/faults/"

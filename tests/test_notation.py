@@ -42,13 +42,17 @@ def symbols(formula):
 
 
 def chapters_of(meaning):
-    """The chapters that a line names, as `in chapters 9 and 10: …`; none if for all."""
-    said = re.match(r"in (?:chapters? ([\d, toand]+)|Part ([IV]+)):", meaning)
+    """The chapters that a line names, as `in chapters 9 and 10: …` or `in chapter 9 and
+    appendix C: …`; none if for all."""
+    said = re.match(r"in ((?:chapter|appendix|Part)[^:]*):", meaning)
     if not said:
         return set()
-    first, last = PARTS.get(said[2], (0, 0))
-    named = {int(number) for number in re.findall(r"\d+", said[1] or "")}
-    return named or set(range(first, last + 1))
+    if part := re.fullmatch(r"Part ([IV]+)", said[1]):
+        first, last = PARTS[part[1]]
+        return set(range(first, last + 1))
+    return {int(number) for number in re.findall(r"\d+", said[1])} | set(
+        re.findall(r"appendix ([A-Z])", said[1])
+    )
 
 
 def read_notation(text):

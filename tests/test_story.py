@@ -24,10 +24,9 @@ STORY = {
     "14_flash_attention",
     "04_projection",
     "05_multi_head",
-    "14_flash_attention",
     "B_beside_pytorch",
-    "14_flash_attention",
     "15_flash_on_gpu",
+    "09_transformer",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}

@@ -348,6 +348,21 @@ def test_norm_order_measures_the_path(norm_first, monkeypatch):
     assert measured["gradients"][-1] == measured["path"][-1]
 
 
+def test_positions_of_every_kind_are_trained_and_none_stays_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import positions
+
+    monkeypatch.setattr(positions, "SIZE", SIZE)
+    models = {kind: positions.make(kind) for kind in ("learned", "sinusoidal", "none")}
+    assert models["learned"].positions.requires_grad
+    assert not any(p.requires_grad for p in [models[k].positions for k in list(models)[1:]])
+    assert models["none"].positions.abs().max() == 0 < models["sinusoidal"].positions.max()
+    made, kept = positions.make, []
+    monkeypatch.setattr(positions, "make", lambda kind: kept.append(made(kind)) or kept[-1])
+    assert 3 < positions.run("none", 0, steps=2) < 7
+    assert kept[0].positions.abs().max() == 0  # the optimizer has left them alone
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────
 
 REFUSED = {
