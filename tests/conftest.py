@@ -88,3 +88,29 @@ def browser():
         launched = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         yield launched
         launched.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open a figure to touch as a page of its own; fail on an error or a request."""
+    contexts, problems = [], []
+
+    def show(fragment, width=760, height=900, copies=1, **options):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, **options
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(f"script error: {error}"))
+        page.on("request", lambda request: problems.append(f"request: {request.url}"))
+        page.set_content(
+            '<!doctype html><html lang="en"><meta charset="utf-8">'
+            + '<body style="margin: 10px">'
+            + fragment * copies
+        )
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert problems == []

@@ -14,26 +14,6 @@ BANK = (STATIC / "bank_river.html").read_text(encoding="utf-8")
 LEAK = (STATIC / "leak_grid.html").read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def open_page(browser):
-    """Open a fragment as a page of its own; fail on an error or a request."""
-    contexts, problems = [], []
-
-    def show(fragment, width=760):
-        contexts.append(browser.new_context(viewport={"width": width, "height": 900}))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: problems.append(f"script error: {error}"))
-        page.on("request", lambda request: problems.append(f"request: {request.url}"))
-        head = '<!doctype html><html lang="en"><meta charset="utf-8">'
-        page.set_content(f'{head}<body style="margin: 10px">{fragment}')
-        return page
-
-    yield show
-    for context in contexts:
-        context.close()
-    assert problems == []
-
-
 def without_script(fragment):
     return re.sub(r"<script>.*?</script>", "", fragment, flags=re.DOTALL)
 
