@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STORY = {
     "01_scaled_dot_product",
     "06_heads_to_plug_in",
+    "07_layer_norm",
     "14_flash_attention",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
