@@ -14,21 +14,6 @@ from attnlib.checks import as_autocast, broadcasts, check_inputs
 from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask
 
 
-def relative_positions(
-    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
-) -> Int[Tensor, "queries keys"]:
-    """How far each key stands after each query, clipped to ±max_distance.
-
-    The queries are the last of the keys, as in `causal_mask`, so that the last query and
-    the last key have distance 0.
-
-    Source: chapter 6, eq-relative-position.
-    """
-    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
-    j = torch.arange(keys, device=device)
-    return (j - i).clamp(-max_distance, max_distance)
-
-
 class LearnedBiasAttention(ScaledDotProductAttention):
     """Scaled dot-product attention with a learned bias on the distance of key and query.
 
@@ -91,25 +76,19 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         return super().forward(query, key, value, bias)
 
 
-def guidance(
-    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
-) -> Float[Tensor, "*batch keys"]:
-    """The bias on the scores of keys whose equation is violated by `residual`.
+def relative_positions(
+    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
+) -> Int[Tensor, "queries keys"]:
+    """How far each key stands after each query, clipped to ±max_distance.
 
-    Args:
-        residual: of the differential equation at each key; sign and unit do not matter.
-        strength: γ; 0 means no guidance.
-        floor: ε > 0; a key without residual counts as if it had ε times the mean.
+    The queries are the last of the keys, as in `causal_mask`, so that the last query and
+    the last key have distance 0.
 
-    Returns:
-        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
-
-    Source: chapter 6, eq-guidance.
+    Source: chapter 6, eq-relative-position.
     """
-    size = residual.abs()
-    mean = size.mean(dim=-1, keepdim=True)
-    relative = torch.where(mean > 0, size / mean, 1.0)
-    return strength * torch.log(relative + floor)
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (j - i).clamp(-max_distance, max_distance)
 
 
 class PhysicsGuidedAttention(ScaledDotProductAttention):
@@ -211,3 +190,24 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             bias = bias.unsqueeze(-2).expand(*query.shape[:-1], keys[-1])
             mask = bias if mask is None else apply_mask(bias, mask)
         return super().forward(query, key, value, mask)
+
+
+def guidance(
+    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
+) -> Float[Tensor, "*batch keys"]:
+    """The bias on the scores of keys whose equation is violated by `residual`.
+
+    Args:
+        residual: of the differential equation at each key; sign and unit do not matter.
+        strength: γ; 0 means no guidance.
+        floor: ε > 0; a key without residual counts as if it had ε times the mean.
+
+    Returns:
+        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
+
+    Source: chapter 6, eq-guidance.
+    """
+    size = residual.abs()
+    mean = size.mean(dim=-1, keepdim=True)
+    relative = torch.where(mean > 0, size / mean, 1.0)
+    return strength * torch.log(relative + floor)

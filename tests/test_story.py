@@ -27,6 +27,9 @@ STORY = {
     "B_beside_pytorch",
     "15_flash_on_gpu",
     "09_transformer",
+    "06_heads_to_plug_in",
+    "07_layer_norm",
+    "14_flash_attention",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
