@@ -29,6 +29,8 @@ STORY = {
     "09_transformer",
     "06_heads_to_plug_in",
     "07_layer_norm",
+    "10_backward_attention",
+    "11_backward_layers",
     "14_flash_attention",
 }
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000

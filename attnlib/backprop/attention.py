@@ -241,10 +241,11 @@ class ScaledDotProductAttention(Layer):
             ValueError: d_output has not the shape of the output.
         """
         kept = self.recall(d_output)
-        d_value = kept["dropped"].swapaxes(-2, -1) @ d_output
-        d_weights = self.dropout.backward(d_output @ kept["value"].swapaxes(-2, -1))
-        d_scores = softmax_backward(d_weights, kept["weights"])
-        d_scores *= kept["scale"]
-        d_query = d_scores @ kept["key"]
-        d_key = d_scores.swapaxes(-2, -1) @ kept["query"]
+        d_value = kept["dropped"].swapaxes(-2, -1) @ d_output  # ①
+        d_weights = d_output @ kept["value"].swapaxes(-2, -1)  # ②
+        d_weights = self.dropout.backward(d_weights)
+        d_scores = softmax_backward(d_weights, kept["weights"])  # ③
+        d_scores *= kept["scale"]  # ④
+        d_query = d_scores @ kept["key"]  # ⑤
+        d_key = d_scores.swapaxes(-2, -1) @ kept["query"]  # ⑥
         return d_query, d_key, d_value
