@@ -16,7 +16,13 @@ from chapters import exported_module, folded, read_chapters
 from equations import EQUATION
 
 ROOT = Path(__file__).resolve().parent.parent
-STORY = {"01_scaled_dot_product", "14_flash_attention"}
+STORY = {
+    "01_scaled_dot_product",
+    "08_feed_forward",
+    "12_backward_network",
+    "14_flash_attention",
+    "D_back_inside_pytorch",
+}
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
 CHAPTERS = [c for c in read_chapters(ROOT) if c.name in STORY]
