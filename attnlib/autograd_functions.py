@@ -3,7 +3,7 @@
 Call them by `apply`, with the arguments of `forward` after `ctx`. Each can be
 differentiated twice.
 
-Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
+Derived in appendix D, "Back inside PyTorch" (book/D_back_inside_pytorch.ipynb).
 """
 
 import math
@@ -21,7 +21,7 @@ from attnlib.scaled_dot_product import apply_mask, masked_softmax
 class AttentionFunction(Function):
     """softmax(QKᵀ/√d_k + mask) V with the six steps of chapter 10 as its backward.
 
-    Source: chapter 12; chapter 10, eq-value-backward, eq-weights-backward,
+    Source: appendix D; chapter 10, eq-value-backward, eq-weights-backward,
     eq-softmax-backward, eq-scaling-backward, eq-query-backward, eq-key-backward.
     """
 
@@ -73,7 +73,7 @@ class AttentionFunction(Function):
 class ProjectionFunction(Function):
     """input · W + b with the three gradients of chapter 11 as its backward.
 
-    Source: chapter 12; chapter 11, eq-projection-backward-weight,
+    Source: appendix D; chapter 11, eq-projection-backward-weight,
     eq-projection-backward-bias, eq-projection-backward-input.
     """
 
@@ -99,7 +99,7 @@ class ProjectionFunction(Function):
 class LayerNormFunction(Function):
     """(input - μ) / √(σ² + ε) · γ + β with the three-term gradient as its backward.
 
-    Source: chapter 12; chapter 11, eq-layer-norm-backward,
+    Source: appendix D; chapter 11, eq-layer-norm-backward,
     eq-layer-norm-backward-parameters.
     """
 
@@ -138,7 +138,7 @@ class LayerNormFunction(Function):
 class ReLUFunction(Function):
     """max(0, z), entry by entry; its derivative at 0 is taken to be 0.
 
-    Source: chapter 12; chapter 11, eq-relu-backward.
+    Source: appendix D; chapter 11, eq-relu-backward.
     """
 
     @staticmethod
@@ -158,7 +158,7 @@ class ReLUFunction(Function):
 class EmbeddingFunction(Function):
     """Rows of a table, with scatter-add as its backward.
 
-    Source: chapter 12; chapter 11, eq-embedding-backward.
+    Source: appendix D; chapter 11, eq-embedding-backward.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class EmbeddingFunction(Function):
 class CrossEntropyFunction(Function):
     """The mean over the tokens of -ln p, with (p - y) / n as its backward.
 
-    Source: chapter 12; chapter 11, eq-cross-entropy-logits, eq-cross-entropy-backward.
+    Source: appendix D; chapter 11, eq-cross-entropy-logits, eq-cross-entropy-backward.
     """
 
     @staticmethod

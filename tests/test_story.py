@@ -1,7 +1,4 @@
-"""A chapter carries its reader: what is open on the page, and what is one click away.
-
-The chapters in STORY have this form; the others will take it.
-"""
+"""A chapter carries its reader: what is open on the page, and what is one click away."""
 
 import ast
 import re
@@ -16,26 +13,9 @@ from chapters import exported_module, folded, read_chapters
 from equations import EQUATION
 
 ROOT = Path(__file__).resolve().parent.parent
-STORY = {
-    "01_scaled_dot_product",
-    "02_self_attention",
-    "03_causal_attention",
-    "13_online_softmax",
-    "14_flash_attention",
-    "04_projection",
-    "05_multi_head",
-    "B_beside_pytorch",
-    "15_flash_on_gpu",
-    "09_transformer",
-    "06_heads_to_plug_in",
-    "07_layer_norm",
-    "10_backward_attention",
-    "11_backward_layers",
-    "14_flash_attention",
-}
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
-CHAPTERS = [c for c in read_chapters(ROOT) if c.name in STORY]
+CHAPTERS = [c for c in read_chapters(ROOT) if not c.is_appendix]
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 
 
