@@ -107,7 +107,7 @@ def test_package_cells_carry_their_file_name(
             if match[2]:
                 line = soups[chapter].find(id=label).select_one("summary").get_text()
                 assert match[1] in line and match[2] in line
-    assert expected
+    assert expected or not chapter[0].isdigit()  # an appendix may have none
     shown = [
         (
             listing["id"],
@@ -300,7 +300,8 @@ def pytest_generate_tests(metafunc) -> None:
     """Every page served, some as files; with `--thorough` all, in all four ways."""
     if metafunc.function is test_page:
         everything = [*PAGES, "search", "404"]
-        sample = ["intro", CHAPTERS[0], CHAPTERS[-2], "equations", "api", "search"]
+        last = [chapter for chapter in CHAPTERS if chapter[0].isdigit()][-1]
+        sample = ["intro", CHAPTERS[0], last, "equations", "api", "search"]
         files = everything if metafunc.config.getoption("--thorough") else sample
         pairs = [("served", page) for page in everything]
         pairs += [("file", page) for page in files]
