@@ -85,6 +85,8 @@ def test_plane_measures_one_direction_a_head(open_page):
     assert "the second adds nothing" in read_plane(page)["say"]
     page.get_by_role("button", name="reset").first.click()
     assert_plane(read_plane(page), [3.0, 5.0], 0.6)
+    page.get_by_role("slider", name="weight of a in head 2").first.fill("0.5")
+    assert_plane(read_plane(page), [3.0, 5.0], 0.6, 0.5)  # it calls the second head
     second = page.locator(PLANE).last.evaluate(READ_PLANE)
     assert_plane(second, [3.0, 5.0], 0.6)  # the other copy has not moved
 

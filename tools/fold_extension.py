@@ -41,9 +41,10 @@ def fold(cell: nodes.container, code: str) -> None:
         line = f"{' · '.join(filter(None, shown))}: {match[2]}"
     elif (match := CHECKS.fullmatch(first)) and match[3]:
         line = f"{MARKS[match[1]][1]}: {match[2]}: {match[3]}"
-        cell["classes"].append("check")
+        cell["classes"].append("aside")
     elif cell.get("hide_mode") == "input" and first.startswith("# "):
         line = first.removeprefix("# ")
+        cell["classes"].append("aside")
     if line:
         cell["hide_mode"], cell["prompt_show"], cell["prompt_hide"] = "input", line, line
 
