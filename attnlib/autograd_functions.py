@@ -1,3 +1,4 @@
+# Made from book/D_back_inside_pytorch.ipynb by tools/tangle.py, whose --update carries edits back.
 """The backward passes by hand as functions for PyTorch's autograd, for study and for tests.
 
 Call them by `apply`, with the arguments of `forward` after `ctx`. Each can be

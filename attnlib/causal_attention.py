@@ -1,3 +1,4 @@
+# Made from book/03_causal_attention.ipynb by tools/tangle.py, whose --update carries edits back.
 """Causal self-attention: every token sees itself and the tokens before it.
 
 Derived in chapter 3, "Causal attention" (book/03_causal_attention.ipynb).

@@ -1,3 +1,4 @@
+# Made from book/A_contract.ipynb by tools/tangle.py, whose --update carries edits back.
 """The checks that refuse bad input, and the conversion under autocast before them.
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).

@@ -1,3 +1,4 @@
+# Made from book/08_feed_forward.ipynb by tools/tangle.py, whose --update carries edits back.
 """The feed-forward network: two projections of each token with a bend between them.
 
 Derived in chapter 8, "Feed-forward network" (book/08_feed_forward.ipynb).

@@ -1,3 +1,4 @@
+# Made from book/05_multi_head.ipynb by tools/tangle.py, whose --update carries edits back.
 """Multi-head attention: several attentions side by side, each in its own subspace.
 
 Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).

@@ -1,3 +1,4 @@
+# Made from book/06_heads_to_plug_in.ipynb by tools/tangle.py, whose --update carries edits back.
 """Attentions that plug in as heads: a learned bias on distance, a physical residual.
 
 Derived in chapter 6, "Heads to plug in" (book/06_heads_to_plug_in.ipynb).

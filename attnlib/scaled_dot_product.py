@@ -1,3 +1,4 @@
+# Made from book/01_scaled_dot_product.ipynb by tools/tangle.py, whose --update carries edits back.
 """Scaled dot-product attention, and the masked softmax that it is made of.
 
 Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).

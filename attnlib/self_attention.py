@@ -1,3 +1,4 @@
+# Made from book/02_self_attention.ipynb by tools/tangle.py, whose --update carries edits back.
 """Self-attention: queries, keys and values of one sequence, by three learned maps.
 
 Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).

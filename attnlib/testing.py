@@ -1,3 +1,4 @@
+# Made from book/A_contract.ipynb by tools/tangle.py, whose --update carries edits back.
 """The conformance suite: does a class keep the contract of `BaseAttention`?
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).

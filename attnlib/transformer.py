@@ -1,3 +1,4 @@
+# Made from book/09_transformer.ipynb by tools/tangle.py, whose --update carries edits back.
 """The transformer: blocks of attention and feed-forward, and a language model of them.
 
 Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).

@@ -21,6 +21,7 @@ from statements import formatted, sections
 DERIVED = re.compile(
     r'\s+Derived\s+in\s+(?:chapter|appendix)\s+\w+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
 )
+MADE = "# Made from {} by tools/tangle.py, whose --update carries edits back.\n"
 REMEDY = """
 If the chapter is right, run: make chapters
 If the module is right, run:  python tools/tangle.py --update"""
@@ -37,7 +38,8 @@ def assembled(module: Module, root: Path) -> str:
         imports.append(f"from {other.dotted} import {', '.join(names)}")
     bodies = ["\n".join(s.text for s in body) for body in module.bodies]
     parts = [docstring, "\n".join(imports), *bodies]
-    return formatted("\n\n\n".join(part for part in parts if part), module.file, root)
+    text = MADE.format(module.chapter.file) + "\n\n\n".join(filter(None, parts))
+    return formatted(text, module.file, root)
 
 
 def portions(module: Module, text: str) -> list[str]:
@@ -46,6 +48,7 @@ def portions(module: Module, text: str) -> list[str]:
     A definition is matched to its cell by name. A new one joins the cell of the definition
     before it; but if the cell that comes next has lost all of its own, it is one renamed.
     """
+    text = text.removeprefix(MADE.format(module.chapter.file))
     docstring, imports, definitions = sections(text, module.file)
     owner = {key: i for i, body in enumerate(module.bodies) for s in body for key in s.keys}
     found = [next((owner[k] for k in s.keys if k in owner), None) for s in definitions]

@@ -1,3 +1,4 @@
+# Made from book/10_backward_attention.ipynb by tools/tangle.py, whose --update carries edits back.
 """Gradients without any derivation, to compare a backward with.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).

@@ -1,3 +1,4 @@
+# Made from book/10_backward_attention.ipynb by tools/tangle.py, whose --update carries edits back.
 """What every layer with a backward by hand shares, and the smallest such layer, dropout.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).

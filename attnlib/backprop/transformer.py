@@ -1,3 +1,4 @@
+# Made from book/12_backward_network.ipynb by tools/tangle.py, whose --update carries edits back.
 """The transformer of chapter 9 with its backward by hand, in NumPy.
 
 Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
