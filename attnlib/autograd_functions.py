@@ -1,4 +1,4 @@
-# Made from book/D_back_inside_pytorch.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/D_back_inside_pytorch.ipynb; see CONTRIBUTING.md.
 """The backward passes by hand as functions for PyTorch's autograd, for study and for tests.
 
 Call them by `apply`, with the arguments of `forward` after `ctx`. Each can be

@@ -1,4 +1,4 @@
-# Made from book/03_causal_attention.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/03_causal_attention.ipynb; see CONTRIBUTING.md.
 """Causal self-attention: every token sees itself and the tokens before it.
 
 Derived in chapter 3, "Causal attention" (book/03_causal_attention.ipynb).

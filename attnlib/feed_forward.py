@@ -1,4 +1,4 @@
-# Made from book/08_feed_forward.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/08_feed_forward.ipynb; see CONTRIBUTING.md.
 """The feed-forward network: two projections of each token with a bend between them.
 
 Derived in chapter 8, "Feed-forward network" (book/08_feed_forward.ipynb).

@@ -1,4 +1,4 @@
-# Made from book/14_flash_attention.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/14_flash_attention.ipynb; see CONTRIBUTING.md.
 """Flash attention: exact attention in tiles, with memory linear in the number of tokens.
 
 Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).

@@ -1,4 +1,4 @@
-# Made from book/04_projection.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/04_projection.ipynb; see CONTRIBUTING.md.
 """The linear layer output = input · W + b, with W stored as the formula has it.
 
 Derived in chapter 4, "Projection" (book/04_projection.ipynb).

@@ -134,7 +134,7 @@ def test_a_module_reads_as_if_written_by_hand(root):
     assert (
         (root / "attnlib/base.py").read_text(encoding="utf-8")
         == '''\
-# Made from book/01_first.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/01_first.ipynb; see CONTRIBUTING.md.
 """What comes first.
 
 Derived in chapter 1, "First" (book/01_first.ipynb).
@@ -155,7 +155,7 @@ def root(x):
     assert (
         (root / "attnlib/deep/other.py").read_text(encoding="utf-8")
         == '''\
-# Made from book/01_first.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/01_first.ipynb; see CONTRIBUTING.md.
 """What builds on it.
 
 In two paragraphs.
@@ -234,7 +234,7 @@ def test_update_and_tangle_are_inverse(root):
     """Many edits at once; the module is then as it was edited, and its chapter makes it."""
     module = root / "attnlib/deep/other.py"
     edited = '''\
-# Made from book/01_first.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/01_first.ipynb; see CONTRIBUTING.md.
 """What builds on it, better.
 
 Derived in chapter 1, "First" (book/01_first.ipynb).

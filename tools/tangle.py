@@ -21,7 +21,7 @@ from statements import formatted, sections
 DERIVED = re.compile(
     r'\s+Derived\s+in\s+(?:chapter|appendix)\s+\w+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
 )
-MADE = "# Made from {} by tools/tangle.py, whose --update carries edits back.\n"
+MADE = "# Made by tools/tangle.py from {}; see CONTRIBUTING.md.\n"
 REMEDY = """
 If the chapter is right, run: make chapters
 If the module is right, run:  python tools/tangle.py --update"""

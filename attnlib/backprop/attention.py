@@ -1,4 +1,4 @@
-# Made from book/10_backward_attention.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/10_backward_attention.ipynb; see CONTRIBUTING.md.
 """Scaled dot-product attention with its backward by hand, in NumPy.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).

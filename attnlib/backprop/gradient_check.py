@@ -1,4 +1,4 @@
-# Made from book/10_backward_attention.ipynb by tools/tangle.py, whose --update carries edits back.
+# Made by tools/tangle.py from book/10_backward_attention.ipynb; see CONTRIBUTING.md.
 """Gradients without any derivation, to compare a backward with.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
