@@ -174,7 +174,7 @@ def test_solutions_open(visit):
 CONTROLS = "button, input:not([type=radio]:not(:checked)), summary, a[href], [tabindex='0']"
 STATE = """figure => figure.innerHTML
   + [...figure.querySelectorAll("input")].map((input) => input.value + input.checked)"""
-KEYS = {"button": "Enter", "checkbox": "Space"}  # any other answers to an arrow
+KEYS = {"button": ["Enter"], "checkbox": ["Space"]}  # any other answers to an arrow
 
 
 @pytest.mark.parametrize("chapter", LIVE)
@@ -185,15 +185,18 @@ def test_interactive_figures(visit, chapter):
     figure.evaluate("f => { f.parentElement.tabIndex = -1; f.parentElement.focus(); }")
     controls = figure.locator(CONTROLS).locator("visible=true")
     kinds = controls.evaluate_all("all => all.map(e => e.type ?? e.tagName)")
-    assert len(kinds) > 3
+    assert kinds
     for index, kind in enumerate(kinds):
         page.keyboard.press("Tab")
         control = controls.nth(index)
         assert control.evaluate("e => e === document.activeElement"), index
         assert page.evaluate(FOCUS)["marked"], index
         before = figure.evaluate(STATE)
-        page.keyboard.press(KEYS.get(kind, "ArrowRight"))
-        if figure.evaluate(STATE) == before:
+        for key in KEYS.get(kind, ("ArrowRight", "ArrowLeft")):  # one end has no way on
+            page.keyboard.press(key)
+            if figure.evaluate(STATE) != before:
+                break
+        else:
             silent.add(control.inner_text())
     assert silent <= {"start over", "back"}  # at the start there is no way back
     page.keyboard.press("Tab")

@@ -240,14 +240,14 @@ def test_code_is_that_of_the_chapter(editions, name):
 def test_exercises_have_room_for_an_answer(editions, name):
     cells = read(editions["local"], name).cells
     text = "\n".join(cell.source for cell in original(name).cells)
-    asked = re.findall(r"^### Exercise ([\d.]+\d)", text, re.MULTILINE)
+    asked = re.findall(r"^### Exercise (\w+\.\d+)", text, re.MULTILINE)
     assert [c.id for c in cells if c.source == "# Your turn"] == [
         f"your-turn-{number.replace('.', '-')}" for number in asked
     ]
     titles = []
     for above, cell in pairwise(cells):
         if cell.source.startswith("# @title Solution"):
-            titles.append(re.search(r"[\d.]+\d", cell.source)[0])
+            titles.append(re.search(r"\w+\.\d+", cell.source)[0])
             assert cell.metadata.cellView == "form"
             assert cell.metadata.jupyter.source_hidden
             assert not cell.outputs and cell.execution_count is None

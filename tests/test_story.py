@@ -82,29 +82,28 @@ def test_a_picture_comes_before_the_first_equation(chapter):
             raise AssertionError(f"{labels[0]} comes before any picture")
 
 
-@each_chapter
-def test_a_chapter_is_short_enough(chapter, site, browser):
+@pytest.fixture(scope="module")
+def page(browser):
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    yield page
+    page.close()
+
+
+@each_chapter
+def test_a_chapter_is_short_and_its_marks_lead_to_checks(chapter, site, page):
     page.goto((site / f"{chapter.name}.html").as_uri())
     page.evaluate("() => MathJax.startup.promise")
     screens = page.evaluate("document.querySelector('article').scrollHeight") / 1000
-    page.close()
     assert screens <= SCREENS, f"{screens:.1f} screens of 1440 × 1000"
-
-
-@each_chapter
-def test_every_equation_has_a_mark_that_leads_to_its_check(chapter, site, browser):
-    page = browser.new_page()
-    page.goto((site / f"{chapter.name}.html").as_uri())
     marks = page.eval_on_selector_all(
         ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
     )
     text = "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
     assert len(marks) == sum(bool(match[2]) for match in EQUATION.finditer(text))
-    for place in {place for place in marks if place.startswith("#")}:
-        page.goto((site / f"{chapter.name}.html").as_uri() + place)
-        assert page.locator(f"[id='{place[1:]}'] pre").first.is_visible(), place
-    page.close()
+    for place in sorted({place for place in marks if place.startswith("#")}):
+        page.evaluate("place => { location.hash = place; }", place)
+        code = page.locator(f"[id='{place[1:]}'] pre").first
+        code.wait_for(state="visible", timeout=5000)
 
 
 ONLY_FOLDED = """() => {
@@ -116,12 +115,9 @@ ONLY_FOLDED = """() => {
 }"""
 
 
-@each_chapter
-def test_a_search_opens_the_fold_that_alone_has_the_word(chapter, site, browser):
-    page = browser.new_page()
-    address = (site / f"{chapter.name}.html").as_uri()
+def test_a_search_opens_the_fold_that_alone_has_the_word(site, page):
+    address = (site / f"{CHAPTERS[0].name}.html").as_uri()
     page.goto(address)
     word = page.evaluate(ONLY_FOLDED)
     page.goto(f"{address}?highlight={word}")
     page.locator("details[open] .highlighted").first.wait_for()
-    page.close()

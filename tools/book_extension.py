@@ -19,6 +19,7 @@ import re
 import shutil
 import sys
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)(?::.*)?\s*(?:\n|$)")
+CODE = re.compile(r'<div class="highlight"><pre>.*?</pre>', re.DOTALL)
 PLAIN = re.compile(r'<span class="(?:n|o|p|w)">([^<]*)</span>')
 SCRIPTS = {  # of the installed packages; the book's own, in book/_static, are all loaded
     "_static/documentation_options.js",
@@ -61,7 +63,7 @@ def shape_page(app: Sphinx, doctree: nodes.document) -> None:
 
 def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
     """Give a code cell its label, and its caption if it belongs to the package."""
-    title, names = cell_id, {cell_id}
+    title, names = cell_id, set[str]()
     for listing in list(cell.findall(nodes.literal_block))[:1]:
         code = listing.astext()
         fold(cell, code)
@@ -70,7 +72,7 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
             listing.rawsource = code  # Sphinx highlights only where the two agree
             listing.children = [nodes.Text(code)]
             defined = re.findall(r"^(?:class|def) (\w+)", code, re.MULTILINE)
-            names.update(slug(name) for name in defined)  # a link to any of them leads here
+            names = {slug(name) for name in defined}  # a link to any of them leads here
             cell["classes"].append("package-listing")
             caption = nodes.paragraph("", "", nodes.literal(title, title))
             caption["classes"].append("package-caption")
@@ -81,7 +83,7 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
             cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"
     docname = app.env.docname
     std: Any = app.env.get_domain("std")
-    for name in sorted(names if cell_id else ()):
+    for name in [cell_id, *sorted(names - {cell_id})] if cell_id else []:
         label = f"cell-{Path(docname).name.partition('_')[0]}-{name}"
         cell["ids"].append(label)
         std.anonlabels[label.lower()] = docname, label
@@ -111,7 +113,8 @@ def load_only_needed(
     for files in ("css_files", "script_files"):
         context[files] = [file for file in context[files] if needed(file)]
     if "body" in context:  # names and punctuation have no color of their own
-        context["body"] = PLAIN.sub(r"\1", context["body"])
+        thinner = partial(PLAIN.sub, r"\1")
+        context["body"] = CODE.sub(lambda code: thinner(code[0]), context["body"])
     context["root_title"] = app.env.titles[app.config.root_doc].astext()
 
 

@@ -23,7 +23,7 @@ from plain import Plain
 from release import versions
 from setup_cell import FILE, FOLDER, setup_code
 
-SOLUTION = re.compile(r"# (Solution (\d+\.\d+).*)")
+SOLUTION = re.compile(r"# (Solution (\w+\.\d+).*)")
 FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
 GPU = re.compile(r"^\s*(?:import|from) triton\b", re.MULTILINE)
 GPU_HINT = """\

@@ -65,7 +65,7 @@ def take_solutions(article: Tag) -> list[Tag]:
     """The solutions, each replaced by a line that says where it stands."""
     taken = []
     for cell in article.select(".cell.solution"):
-        number = re.search(r"# Solution ([\d.]+)", cell.get_text())[1]
+        number = re.search(r"# Solution (\w+\.\d+)", cell.get_text())[1]
         target = f"solution-{number}"
         line = f'<p class="solution-link"><a href="#{target}">Solution {number}</a>, page '
         cell.replace_with(parse_fragment(f"{line}{page_of(target)}</p>"))
