@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from chapters import BookError
+from execute import changed
 from filelock import FileLock
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
@@ -44,6 +46,14 @@ def as_shipped():
 
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config):
+    """What has changed is tried in every way; without Git, nothing is known to have."""
+    try:
+        config.changed = changed(ROOT)
+    except BookError:
+        config.changed = set()
 
 
 def pytest_addoption(parser):

@@ -23,7 +23,6 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton found", allow_module_level=True)
 
 sys.path.insert(0, str(BENCHMARKS))
-from execute import changed  # noqa: E402
 from flash_kernels import Case, cases, resources  # noqa: E402
 
 # Bytes of shared memory that one program may have. The table's tiles for 80 also serve 86,
@@ -113,9 +112,9 @@ def test_resources_and_instructions(rows):
     assert not {case: words for case, words in bad.items() if words}
 
 
-def test_every_kind_of_mask(capability):
+def test_every_kind_of_mask(capability, pytestconfig):
     """Each kernel with each, with full tiles and with others."""
-    if capability and "flash_triton" not in changed(BENCHMARKS.parent):
+    if capability and "flash_triton" not in pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
     rows = compiled("--masks", capability)
     found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
@@ -232,10 +231,12 @@ for size, kind, is_causal in itertools.product(sizes, kinds, causal):
 
 
 @pytest.mark.parametrize("of", (80, 90, 100))
-def test_sizes_that_become_constants(of, capability):
+def test_sizes_that_become_constants(of, capability, pytestconfig):
     """One batch, one head, one query, one key, one feature, with every kind of mask."""
     if capability not in (0, of):
         pytest.skip("--thorough compiles for each")
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
     few = "few" if capability else "all"
     kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
     times = 2 * 3 if capability else 4 * 3 * 2

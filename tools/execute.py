@@ -55,7 +55,11 @@ def report(chapter: Chapter, running: list[NotebookNode], error: Exception) -> s
 
 
 def changed(root: Path) -> set[str]:
-    """The names of the files in book/ and attnlib/ that differ from the last commit."""
+    """The names of the files in book/ and attnlib/ that differ from the last commit.
+
+    Raises:
+        BookError: Git does not know the folder.
+    """
     command = ["git", "status", "--porcelain", "--no-renames", "book", "attnlib"]
     done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
     if done.returncode:
