@@ -175,7 +175,9 @@ def test_sphere_by_slider_button_and_keyboard(open_page):
     before = blue.evaluate("e => e.outerHTML")
     for button, token in (
         ("add 1 to all", [2, 4, 3]),
-        ("add 1 to all", [2, 4, 3]),  # the sliders' ends hold
+        ("add 1 to all", [3, 5, 4]),
+        ("add 1 to all", [3, 5, 4]),  # the sliders' ends hold
+        ("take 1 from all", [2, 4, 3]),
         ("take 1 from all", [1, 3, 2]),
         ("halve", [0.5, 1.5, 1]),
     ):
