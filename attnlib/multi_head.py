@@ -110,7 +110,7 @@ def check_dimensions(mask: Tensor | None, query: Tensor) -> None:
     Raises:
         ValueError: neither 2 nor 4 dimensions, or 4 for tokens without a batch.
 
-    Source: chapter 5; the contract of chapter 1.
+    Source: chapter 5; the contract, appendix A.
     """
     if not isinstance(mask, Tensor) or mask.dim() == 2:
         return
@@ -266,7 +266,7 @@ def padding_mask(
         TypeError: lengths that are not whole numbers.
         ValueError: not a list of lengths, or a length below 0 or above max_length.
 
-    Source: chapter 5; the contract of chapter 1.
+    Source: chapter 5; the contract, appendix A.
     """
     lengths = torch.as_tensor(lengths)
     whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)

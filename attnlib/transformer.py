@@ -285,7 +285,7 @@ def check_causal(attention: MultiHeadAttention) -> None:
     Raises:
         ValueError: a head has no attribute `causal`, or it is False.
 
-    Source: chapter 9; the contract of chapter 1.
+    Source: chapter 9; the contract, appendix A.
     """
     heads = attention.attention
     for head in heads if isinstance(heads, nn.ModuleList) else [heads]:

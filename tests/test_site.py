@@ -122,6 +122,29 @@ def test_package_cells_carry_their_file_name(
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_line_of_a_folded_check_names_all_its_equations(
+    chapter: str, soups: dict[str, BeautifulSoup]
+) -> None:
+    soup, key = soups[chapter], chapter.partition("_")[0]
+    numbers = {}  # by label
+    for tag in soup.select("[id^=equation-eq-] .eqno"):
+        label = tag.find_parent(id=True)["id"].removeprefix("equation-")
+        numbers[label] = re.search(r"\d+(?=\))", tag.get_text())[0]
+    for name, source, _ in code_cells(chapter):
+        marks = re.findall(r"^# (?:checks|illustrates) ([\w, -]+)", source, re.M)
+        summary = soup.find(id=f"cell-{key}-{name}").select_one("summary")
+        if not (marks and summary and "Checked" in summary.get_text()):
+            continue
+        shown = set()
+        for first, last in re.findall(
+            r"\(\w+\.(\d+)\)(?: to \(\w+\.(\d+)\))?", summary.get_text()
+        ):
+            shown |= set(range(int(first), int(last or first) + 1))
+        here = set(", ".join(marks).split(", "))
+        assert shown == {int(numbers[label]) for label in here}, name
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_cell_can_be_linked_to(chapter: str, soups: dict[str, BeautifulSoup]) -> None:
     ids = {tag["id"] for tag in soups[chapter].select(".cell[id]")}
     expected = {

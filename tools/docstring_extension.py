@@ -1,27 +1,10 @@
 """What autodoc needs to show attnlib's docstrings well."""
 
 import re
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from chapters import exported_module, read_chapters
 from normalize import slug
 from sphinx.application import Sphinx
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@cache
-def places() -> dict[tuple[str, str], str]:
-    """The cell that holds a definition, by the chapter's key and the definition's name."""
-    return {
-        (chapter.key, name): cell.id
-        for chapter in read_chapters(ROOT)
-        for cell in chapter.cells
-        if cell.cell_type == "code" and exported_module(chapter, cell)
-        for name in re.findall(r"^(?:class|def) (\w+)", cell.source, re.MULTILINE)
-    }
 
 
 def keep_returns_whole(
@@ -41,8 +24,7 @@ def link_sources(
 
     def link(match: re.Match[str]) -> str:
         key = f"{int(match[1]):02}" if match[1] else match[2]
-        cell = places().get((key, obj.__name__), slug(obj.__name__))
-        return f":ref:`{match[0]} <cell-{key}-{cell}>`"
+        return f":ref:`{match[0]} <cell-{key}-{slug(obj.__name__)}>`"
 
     for i, line in enumerate(lines):
         if line.startswith("Source:"):

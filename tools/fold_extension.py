@@ -40,7 +40,9 @@ def fold(cell: nodes.container, code: str) -> None:
         shown = [f"attnlib/{match[1]}.py", ", ".join(names), f"{lines} lines"]
         line = f"{' · '.join(filter(None, shown))}: {match[2]}"
     elif (match := CHECKS.fullmatch(first)) and match[3]:
-        line = f"{MARKS[match[1]][1]}: {match[2]}: {match[3]}"
+        marks = filter(None, map(CHECKS.fullmatch, code.splitlines()))
+        labels = ", ".join(mark[2] for mark in marks)
+        line = f"{MARKS[match[1]][1]}: {labels}: {match[3]}"
         cell["classes"].append("aside")
     elif cell.get("hide_mode") == "input" and first.startswith("# "):
         line = first.removeprefix("# ")
@@ -49,10 +51,24 @@ def fold(cell: nodes.container, code: str) -> None:
         cell["hide_mode"], cell["prompt_show"], cell["prompt_hide"] = "input", line, line
 
 
+def in_ranges(numbers: set[tuple[int, ...]]) -> str:
+    """(10.6) to (10.8), (10.10): in their order, three or more in a row by their ends."""
+    rows: list[list[tuple[int, ...]]] = []
+    for number in sorted(numbers):
+        if rows and (*rows[-1][-1][:-1], rows[-1][-1][-1] + 1) == number:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    shown = [[f"({'.'.join(map(str, number))})" for number in row] for row in rows]
+    return ", ".join(
+        f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(row) for row in shown
+    )
+
+
 def name_equations(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """In the lines of checks, numbers in place of labels."""
     numbers = {
-        anchor.removeprefix("equation-"): f"({'.'.join(map(str, number))})"
+        anchor.removeprefix("equation-"): number
         for kinds in app.env.toc_fignumbers.values()
         for kind, found in kinds.items()
         if kind == "displaymath"
@@ -62,7 +78,11 @@ def name_equations(app: Sphinx, doctree: nodes.document, page: str) -> None:
         lambda n: isinstance(n, nodes.Element) and "prompt_show" in n
     ):
         for prompt in ("prompt_show", "prompt_hide"):
-            node[prompt] = re.sub(LABEL, lambda m: numbers.get(m[0], m[0]), node[prompt])
+            node[prompt] = re.sub(
+                rf"{LABEL}(, {LABEL})*",
+                lambda m: in_ranges({numbers[label] for label in m[0].split(", ")}),
+                node[prompt],
+            )
 
 
 def find_marks(app: Sphinx) -> None:

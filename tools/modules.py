@@ -16,9 +16,7 @@ class Module:
     """A module and the cells that make it."""
 
     name: str  # with slashes: backprop/softmax
-    chapters: list[Chapter] = field(
-        default_factory=list
-    )  # of each cell; the first began it
+    chapters: list[Chapter] = field(default_factory=list)  # the one of each cell
     cells: list[NotebookNode] = field(default_factory=list)
     docstring: str = ""  # as written, quotes included
     imports: list[Statement] = field(default_factory=list)
@@ -27,6 +25,7 @@ class Module:
 
     @property
     def chapter(self) -> Chapter:
+        """The one that begins the module; later ones may add to it."""
         return self.chapters[0]
 
     @property

@@ -2,10 +2,10 @@
 
 A code cell is exported when its first line is a caption, `# attnlib/<module>.py`. The first
 exported cell of a module starts with the module's docstring and all its imports; cells of
-later chapters may add definitions. Names that
-another module of the same chapter defines are imported automatically: in the notebook, the
-cells share a namespace. Without an option, the modules that changed are written. With
---update, the module wins over its chapter, and is then written anew.
+later chapters may add definitions. Names that another module of the same chapter defines
+are imported automatically: in the notebook, the cells share a namespace. Without an option,
+the modules that changed are written. With --update, the module wins over its chapter, and
+is then written anew.
 """
 
 import difflib

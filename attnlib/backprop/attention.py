@@ -85,7 +85,7 @@ def check_attention_mask(mask: np.ndarray, query: np.ndarray, keys: int) -> None
         TypeError: not an array, or neither boolean nor of the dtype of query.
         ValueError: a shape that does not broadcast to the scores'.
 
-    Source: chapter 10, the contract of chapter 1.
+    Source: chapter 10; the contract, appendix A.
     """
     dtype = query.real.dtype
     if not isinstance(mask, np.ndarray) or mask.dtype not in (np.bool_, dtype):
@@ -116,7 +116,7 @@ def check_attention_inputs(
         TypeError: not an array, not floating point, or a mixed dtype.
         ValueError: wrong rank or mismatched shapes.
 
-    Source: chapter 10, the contract of chapter 1.
+    Source: chapter 10; the contract, appendix A.
     """
     check_floating("query", query)
     for name, array in (("query", query), ("key", key), ("value", value)):
