@@ -108,7 +108,8 @@ def test_dragging_the_query_onto_a_key(open_page):
     assert attribute(page, "query") == [-3.2, 2.7]
     page.mouse.up()
     held = attribute(page, "query")
-    page.mouse.move(*centre(page, ".keys"))
+    page.mouse.move(*centre(page, ".q .ring"))
+    page.mouse.move(*centre(page, ".keys"), steps=20)
     assert attribute(page, "query") == held
     page.mouse.click(*centre(page, ".keys"))  # a click moves it there
     assert attribute(page, "query") == pytest.approx([0, 0], abs=0.02)
