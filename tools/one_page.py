@@ -18,15 +18,16 @@ def parse(path: Path) -> BeautifulSoup:
     return BeautifulSoup(path.read_text("utf-8"), "html.parser")
 
 
-def contents(soup: BeautifulSoup) -> list[tuple[str, str, str]]:
-    """(page, title, part) of every page, in order, as the site's contents list them."""
+def contents(site: Path) -> list[tuple[str, str, str, int]]:
+    """(page, title, part, depth) of every page, in order, as 404.html lists them."""
     found, part = [], ""
-    for tag in soup.select("nav.contents .caption, nav.contents .toctree-l1 > a"):
+    for tag in parse(site / "404.html").select(".all-pages .caption, .all-pages a"):
         if tag.name == "p":
             part = tag.get_text()
         else:
-            name = tag["href"].removesuffix(".html").removeprefix("#") or "intro"
-            found.append((name, tag.get_text(), part))
+            name = tag["href"].removesuffix(".html")
+            depth = len(tag.find_parents("ul"))  # 2: a page below a page
+            found.append((name, tag.get_text(), part, depth))
     return found
 
 
@@ -82,23 +83,24 @@ def parse_fragment(html: str) -> Tag:
 
 def document(site: Path, only: list[str] | None = None) -> str:
     """The book as one page of HTML."""
-    index = parse(site / "index.html")
-    listed = [entry for entry in contents(index) if not only or entry[0] in only]
-    pages = {name for name, _, _ in listed}
+    listed = [entry for entry in contents(site) if not only or entry[0] in only]
+    pages = {name for name, *_ in listed}
     entries, sections, solutions, part = [], [], [], ""
-    for name, title, its_part in listed:
+    for name, title, its_part, depth in listed:
         if its_part != part:
             entries.append(f'<li class="part">{escape(its_part)}</li>')
         part = its_part
         line = f"{escape(title)} {page_of(name)}"
-        entries.append(f'<li><a href="#{name}">{line}</a></li>')
+        entries.append(f'<li class="depth-{depth}"><a href="#{name}">{line}</a></li>')
         article, taken = section_of(name, site, pages)
-        article.h1.string = title
+        if depth == 1:  # with its number; a page below a page is called by its heading
+            article.h1.string = title
         sections.append(f'<section id="{name}">{article.decode_contents()}</section>')
         if taken:
             solutions += [f"<h2>{escape(title)}</h2>", *map(str, taken)]
     entries.append(f'<li><a href="#solutions">Solutions {page_of("solutions")}</a></li>')
-    config = next(s for s in index.find_all("script") if "MathJax =" in s.get_text())
+    scripts = parse(site / "index.html").find_all("script")
+    config = next(script for script in scripts if "MathJax =" in script.get_text())
     static = (site / "_static").as_uri()
     style = Path(__file__).with_name("pdf.css").read_text("utf-8")
     return f"""<!DOCTYPE html><html lang="en" data-theme="light"><head>
