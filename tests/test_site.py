@@ -412,19 +412,6 @@ def test_search_finds_softmax(readers: dict[str, Reader], origin: str) -> None:
     assert not reader.problems, "\n".join(reader.problems)
 
 
-def test_plots_fit_on_a_phone(readers: dict[str, Reader]) -> None:
-    """They shrink to the column; chapter 9's maps with many small letters scroll."""
-    reader, scroll = readers["served"], {}
-    for chapter in ("01_scaled_dot_product", "09_transformer"):
-        reader.open(f"{chapter}.html", 390)
-        scroll[chapter] = reader.page.evaluate(
-            """() => [...document.querySelectorAll("a.image-reference")]
-              .filter((box) => box.scrollWidth > box.clientWidth)
-              .map((box) => box.firstElementChild.alt.slice(0, 15))"""
-        )
-    assert list(scroll.values()) == [[], ["Three heat maps"]]
-
-
 def test_contents_open_on_a_phone(readers: dict[str, Reader]) -> None:
     reader = readers["served"]
     reader.open(f"{CHAPTERS[0]}.html", 360)
