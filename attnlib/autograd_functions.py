@@ -11,12 +11,13 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
 from attnlib.checks import check_inputs
-from attnlib.scaled_dot_product import apply_mask, masked_softmax
+from attnlib.masks import Mask, apply_mask
+from attnlib.scaled_dot_product import masked_softmax
 
 
 class AttentionFunction(Function):
@@ -32,7 +33,7 @@ class AttentionFunction(Function):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output (..., N, d_v) and weights (..., N, M), both with a gradient.
 

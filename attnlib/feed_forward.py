@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from attnlib.checks import check_probability
 from attnlib.projection import Projection
 
+Activation = Callable[[Tensor], Tensor]  # acts entry by entry
+
 
 class FeedForwardNetwork(nn.Module):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, on each token by itself.
@@ -40,7 +42,7 @@ class FeedForwardNetwork(nn.Module):
         d_model: int,
         d_ff: int | None = None,
         dropout: float = 0.0,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
@@ -54,7 +56,7 @@ class FeedForwardNetwork(nn.Module):
         cls,
         linear_1: nn.Linear,
         linear_2: nn.Linear,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
     ) -> "FeedForwardNetwork":
         """A network with copies of two `nn.Linear`.
 

@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from attnlib.base import BaseAttention
 from attnlib.checks import as_autocast, check_flag, check_inputs
+from attnlib.masks import Mask
 
 LOG2E = math.log2(math.e)
+BlockSize = int | tuple[int, int]  # queries and keys in a tile
 
 
 def tile_sizes(
-    block_size: int | tuple[int, int] | None, matrices: int, queries: int, causal: bool
+    block_size: BlockSize | None, matrices: int, queries: int, causal: bool
 ) -> tuple[int, int]:
     """Queries and keys in a tile.
 
@@ -139,7 +141,7 @@ class Tiling:
         mask: Tensor | None,
         causal: bool,
         scale: float,
-        block_size: int | tuple[int, int] | None,
+        block_size: BlockSize | None,
     ) -> None:
         self.leading, self.dtype = query.shape[:-2], query.dtype
         self.q, self.k, self.v = (self.flat(x, 2) for x in (query, key, value))
@@ -307,11 +309,11 @@ def flash_attention(
     query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*batch keys d_k"],
     value: Float[Tensor, "*batch keys d_v"],
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    mask: Mask | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
-    block_size: int | tuple[int, int] | None = None,
+    block_size: BlockSize | None = None,
     return_lse: bool = False,
 ) -> (
     Float[Tensor, "*batch queries d_v"]
@@ -395,7 +397,7 @@ class FlashAttention(BaseAttention):
         self,
         causal: bool = False,
         scale: float | None = None,
-        block_size: int | tuple[int, int] | None = None,
+        block_size: BlockSize | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -414,7 +416,7 @@ class FlashAttention(BaseAttention):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)

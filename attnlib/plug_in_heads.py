@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnlib.checks import as_autocast, broadcasts, check_inputs
-from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask
+from attnlib.masks import Mask, apply_mask
+from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
 class LearnedBiasAttention(ScaledDotProductAttention):
@@ -55,7 +56,7 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         query: Float[Tensor, "*batch heads queries d_k"],
         key: Float[Tensor, "*batch heads keys d_k"],
         value: Float[Tensor, "*batch heads keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[
         Float[Tensor, "*batch heads queries d_v"],
         Float[Tensor, "*batch heads queries keys"],
@@ -175,7 +176,7 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output and weights; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)

@@ -4,11 +4,12 @@
 Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 """
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
 from attnlib.checks import check_flag, check_layer_input
+from attnlib.masks import Mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -40,7 +41,7 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch tokens d_in"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
         return_weights: bool = False,
     ) -> (
         Float[Tensor, "*batch tokens d_out"]

@@ -6,18 +6,16 @@ Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
 
 import copy
 import math
-from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.base import BaseAttention
 from attnlib.checks import check_probability
-from attnlib.feed_forward import FeedForwardNetwork
+from attnlib.feed_forward import Activation, FeedForwardNetwork
 from attnlib.layer_norm import LayerNorm
-from attnlib.multi_head import MultiHeadAttention
+from attnlib.multi_head import AttentionLike, MultiHeadAttention
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -55,13 +53,10 @@ class TransformerBlock(nn.Module):
         embed_dim: int,
         num_heads: int,
         d_ff: int | None = None,
-        attention: type[BaseAttention]
-        | BaseAttention
-        | Sequence[BaseAttention]
-        | None = None,
+        attention: AttentionLike | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
         self.dropout = check_probability("dropout", dropout)
@@ -166,13 +161,10 @@ class LanguageModel(nn.Module):
         num_heads: int,
         num_layers: int,
         d_ff: int | None = None,
-        attention: type[BaseAttention]
-        | BaseAttention
-        | Sequence[BaseAttention]
-        | None = None,
+        attention: AttentionLike | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
         positions: str = "learned",
     ) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ DEFAULTS = {
     "flash_triton.flash_attention_triton": {"causal": False, "return_lse": False},
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
-    "multi_head.mask_from_torch": {"num_heads": 1},
+    "masks.mask_from_torch": {"num_heads": 1},
     "plug_in_heads.LearnedBiasAttention": {
         "max_distance": 16,
         "dropout": 0.0,
