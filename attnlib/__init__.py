@@ -8,6 +8,7 @@ from attnlib import backprop, testing
 from attnlib.base import BaseAttention
 from attnlib.causal_attention import CausalAttention
 from attnlib.checks import check_inputs
+from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
 from attnlib.flash_triton import flash_attention_triton
@@ -21,7 +22,7 @@ from attnlib.online_softmax import (
     merge_states,
     online_attention,
 )
-from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
+from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention

@@ -12,7 +12,7 @@ import attnlib
 BLOCK = {"dropout": 0.0, "norm_first": True, "activation": torch.relu}
 DRAWN = {"temperature": 1.0}
 DEFAULTS = {
-    "autograd_functions.LayerNormFunction.forward": {"eps": 1e-5},
+    "backprop.autograd.LayerNormFunction.forward": {"eps": 1e-5},
     "backprop.attention.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
     "backprop.gradient_check.complex_step": {"step": 1e-30},
     "backprop.gradient_check.finite_differences": {"step": 1e-3},
@@ -37,12 +37,12 @@ DEFAULTS = {
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
     "masks.mask_from_torch": {"num_heads": 1},
-    "plug_in_heads.LearnedBiasAttention": {
+    "distance_bias.LearnedBiasAttention": {
         "max_distance": 16,
         "dropout": 0.0,
         "causal": False,
     },
-    "plug_in_heads.PhysicsGuidedAttention": {
+    "physics_guided.PhysicsGuidedAttention": {
         "strength": 1.0,
         "floor": 0.01,
         "dropout": 0.0,
@@ -63,7 +63,7 @@ DEFAULTS = {
     "transformer.LanguageModel.generate": DRAWN,
     "transformer.TransformerBlock": BLOCK,
     "transformer.TransformerBlock.forward": {"return_weights": False},
-    "transformer.sample": DRAWN,
+    "generation.sample": DRAWN,
 }
 
 
