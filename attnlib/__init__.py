@@ -12,6 +12,7 @@ from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
 from attnlib.flash_triton import flash_attention_triton
+from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
 from attnlib.masks import apply_mask, causal_mask, mask_from_torch, padding_mask
 from attnlib.multi_head import MultiHeadAttention
@@ -26,12 +27,7 @@ from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
-from attnlib.transformer import (
-    LanguageModel,
-    TransformerBlock,
-    sample,
-    sinusoidal_positions,
-)
+from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,8 @@
 
 A layer has `forward`, which remembers what is needed, `backward(d_output)`, which gives the
 gradients of its inputs, and `parameters()` and `gradients()` with the same keys. The names
-below are sorted by chapter.
+below are sorted by chapter. `attnlib.backprop.autograd`, which hands these gradients to
+PyTorch, is imported by its own name: nothing here needs torch.
 """
 
 from attnlib.backprop.attention import (
