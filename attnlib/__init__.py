@@ -7,7 +7,7 @@ below are sorted by chapter.
 from attnlib import backprop, testing
 from attnlib.base import BaseAttention
 from attnlib.causal_attention import CausalAttention
-from attnlib.checks import check_inputs
+from attnlib.checks import refuse_bad_inputs
 from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
@@ -74,6 +74,6 @@ __all__ = [
     # Chapter 15: flash attention on a GPU
     "flash_attention_triton",
     # Appendix A: the contract
-    "check_inputs",
+    "refuse_bad_inputs",
     "testing",
 ]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnlib.checks import as_autocast, check_inputs
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_sizes
 from attnlib.masks import Mask, apply_mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -42,9 +42,7 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         causal: bool = False,
     ) -> None:
         super().__init__(dropout, causal)
-        for name, size in (("num_heads", num_heads), ("max_distance", max_distance)):
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+        require_sizes(num_heads=num_heads, max_distance=max_distance)
         self.num_heads, self.max_distance = num_heads, max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))
 
@@ -60,7 +58,7 @@ class LearnedBiasAttention(ScaledDotProductAttention):
     ]:
         """Output and weights; see `BaseAttention.forward`. Heads are dimension -3."""
         query, key, value, mask = as_autocast(query, key, value, mask)
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         if query.dim() < 3 or query.shape[-3] != self.num_heads:
             raise ValueError(
                 f"query: expected {self.num_heads} heads, shape (..., heads, tokens, d_k), "

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import check_probability
+from attnlib.checks import require_probability
 from attnlib.projection import Projection
 
 Activation = Callable[[Tensor], Tensor]  # acts entry by entry
@@ -48,7 +48,7 @@ class FeedForwardNetwork(nn.Module):
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.linear_1 = Projection(d_model, d_ff)
         self.linear_2 = Projection(d_ff, d_model)
-        self.dropout = check_probability("dropout", dropout)
+        self.dropout = require_probability("dropout", dropout)
         self.activation = activation
 
     @classmethod

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from attnlib.base import BaseAttention
-from attnlib.checks import as_autocast, check_flag, check_inputs
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag
 from attnlib.masks import Mask
 
 LOG2E = math.log2(math.e)
@@ -350,7 +350,7 @@ def flash_attention(
     Dao et al. (2022).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    check_inputs(query, key, value, mask)
+    refuse_bad_inputs(query, key, value, mask)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     output, lse = FlashFunction.apply(query, key, value, mask, causal, scale, block_size)
     return (output, lse) if return_lse else output
@@ -408,7 +408,7 @@ class FlashAttention(BaseAttention):
         if block_size is not None and backend not in ("auto", "torch"):
             expected = f"expected None, since {backend!r} chooses its own tiles"
             raise ValueError(f"block_size: {expected}, got {block_size!r}")
-        self.causal, self.scale = check_flag("causal", causal), scale
+        self.causal, self.scale = require_flag("causal", causal), scale
         self.block_size, self.backend = block_size, backend
 
     def forward(
@@ -420,7 +420,7 @@ class FlashAttention(BaseAttention):
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         backend = self.backend
         if backend == "auto":
             fit = [name for name, b in BACKENDS.items() if b.suits(query, value, mask)]

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnlib.checks import require_sizes
+
 
 def sample(
     logits: Float[Tensor, "*batch vocab_size"],
@@ -32,8 +34,8 @@ def sample(
     """
     if not temperature >= 0:
         raise ValueError(f"temperature: expected at least 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: expected at least 1, got {top_k}")
+    if top_k is not None:
+        require_sizes(top_k=top_k)
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
-from attnlib.checks import check_layer_input
+from attnlib.checks import refuse_ambiguous_mask, refuse_bad_tokens
 from attnlib.masks import Mask
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention
@@ -108,29 +108,6 @@ def attend_each(
     return torch.cat(outputs, dim=-3), per_head if formed else None
 
 
-def check_dimensions(mask: Tensor | None, query: Tensor) -> None:
-    """Refuses a mask that broadcasting could misread; the attention checks the rest.
-
-    Raises:
-        ValueError: neither 2 nor 4 dimensions, or 4 for tokens without a batch.
-
-    Source: chapter 5; the contract, appendix A.
-    """
-    if not isinstance(mask, Tensor) or mask.dim() == 2:
-        return
-    got = f"got shape {tuple(mask.shape)}"
-    if query.dim() == 2:
-        raise ValueError(
-            "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
-            f"{got}"
-        )
-    if mask.dim() != 4:
-        raise ValueError(
-            "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, "
-            f"keys), {got}; one mask for each sequence of the batch is mask[:, None]"
-        )
-
-
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
@@ -203,8 +180,8 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         for name, x in (("query", query), ("key", key), ("value", value)):
-            check_layer_input(name, x, self.embed_dim, self.q_proj.W, dims=2)
-        check_dimensions(mask, query)
+            refuse_bad_tokens(name, x, self.embed_dim, self.q_proj.W, dims=2)
+        refuse_ambiguous_mask(mask, query)
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.num_heads)
         v = split_heads(self.v_proj(value), self.num_heads)

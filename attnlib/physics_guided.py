@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.checks import as_autocast, broadcasts, check_inputs
+from attnlib.checks import as_autocast, broadcasts, refuse_bad_inputs
 from attnlib.masks import Mask, apply_mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -103,7 +103,7 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output and weights; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         if self.residual is not None:
             shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])
             if shape[-1:] != keys[-1:] or not broadcasts(shape, keys):

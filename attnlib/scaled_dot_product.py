@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlib.base import BaseAttention
-from attnlib.checks import as_autocast, check_flag, check_inputs, check_probability
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag, require_probability
 from attnlib.masks import Mask, apply_mask, causal_mask
 
 
@@ -56,8 +56,8 @@ class ScaledDotProductAttention(BaseAttention):
         self, dropout: float = 0.0, causal: bool = False, scale: float | None = None
     ) -> None:
         super().__init__()
-        self.dropout = check_probability("dropout", dropout)
-        self.causal = check_flag("causal", causal)
+        self.dropout = require_probability("dropout", dropout)
+        self.causal = require_flag("causal", causal)
         self.scale = scale
 
     def forward(
@@ -69,7 +69,7 @@ class ScaledDotProductAttention(BaseAttention):
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         scores = (scale * query) @ key.transpose(-2, -1)
         if self.causal:

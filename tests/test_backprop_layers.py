@@ -3,8 +3,6 @@
 import copy
 import math
 import pickle
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,18 +27,6 @@ from attnlib.backprop import (
 )
 
 RNG = np.random.default_rng(0)
-
-
-def test_only_the_bridge_to_pytorch_imports_torch():
-    folder = Path(attnlib.backprop.__file__).parent
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
-    with_torch = {
-        name
-        for name, text in sources.items()
-        if re.search("^(from|import) torch", text, re.M)
-    }
-    assert with_torch == {"autograd"}
-    assert "backprop.autograd import" not in sources["__init__"]
 
 
 class Residual(Layer):

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
-from attnlib.checks import check_inputs
+from attnlib.checks import refuse_bad_inputs
 from attnlib.masks import Mask, apply_mask
 from attnlib.scaled_dot_product import masked_softmax
 
@@ -45,9 +45,9 @@ class AttentionFunction(Function):
             mask: as for `BaseAttention`; one that is added may be learned.
 
         Raises:
-            TypeError, ValueError: see `check_inputs`.
+            TypeError, ValueError: see `refuse_bad_inputs`.
         """
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         weights = masked_softmax(scores if mask is None else apply_mask(scores, mask))
         ctx.save_for_backward(query, key, value, weights)

@@ -5,11 +5,15 @@ Derived in chapter 12, "A network without autograd" (book/12_backward_network.ip
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
-from attnlib.backprop.attention import ScaledDotProductAttention
-from attnlib.backprop.layer import Dropout, Layer
-from attnlib.backprop.layers import Embedding, FeedForwardNetwork, LayerNorm, check_sizes
+from attnlib.backprop.attention import Mask, ScaledDotProductAttention
+from attnlib.backprop.base import Layer
+from attnlib.backprop.checks import require_sizes
+from attnlib.backprop.dropout import Dropout
+from attnlib.backprop.embedding import Embedding
+from attnlib.backprop.feed_forward import FeedForwardNetwork
+from attnlib.backprop.layer_norm import LayerNorm
 from attnlib.backprop.multi_head import MultiHeadAttention
 
 
@@ -57,7 +61,7 @@ class TransformerBlock(Layer):
     def forward(
         self,
         x: Float[np.ndarray, "*batch tokens embed_dim"],
-        mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> Float[np.ndarray, "*batch tokens embed_dim"]:
         """Output of the shape of x.
 
@@ -129,7 +133,7 @@ class LanguageModel(Layer):
         dropout: float = 0.0,
         rng: np.random.Generator | None = None,
     ) -> None:
-        check_sizes(context_length=context_length, num_layers=num_layers)
+        require_sizes(context_length=context_length, num_layers=num_layers)
         rng = np.random.default_rng() if rng is None else rng
         self.token_embedding = Embedding(vocab_size, embed_dim, rng)
         self.positions = rng.standard_normal((context_length, embed_dim))
