@@ -156,6 +156,34 @@ def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
         )
 
 
+def refuse_bad_block(scores: Tensor, value: Tensor) -> None:
+    """Refuses a block of keys that can't be mixed, before any arithmetic.
+
+    Args:
+        scores: expected (..., N, keys), floating point.
+        value: expected (..., keys, d_v), floating point, leading dimensions of scores.
+
+    Raises:
+        TypeError: not floating point.
+        ValueError: wrong rank or mismatched shapes.
+
+    Source: chapter 13; the contract, appendix A.
+    """
+    axes = {"scores": "queries, keys", "value": "keys, features"}
+    for (name, last), tensor in zip(axes.items(), (scores, value), strict=True):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+        if tensor.dim() < 2:
+            got = f"got shape {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected at least 2 dimensions ({last}), {got}")
+    got = f"got shape {tuple(value.shape)}"
+    if value.shape[:-2] != scores.shape[:-2]:
+        leading = tuple(scores.shape[:-2])
+        raise ValueError(f"value: expected leading dimensions {leading} as scores, {got}")
+    if value.shape[-2] != scores.shape[-1]:
+        raise ValueError(f"value: expected {scores.shape[-1]} keys as scores, {got}")
+
+
 def require_probability(name: str, value: float) -> float:
     """Returns `value` if it is a probability.
 

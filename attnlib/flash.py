@@ -242,34 +242,34 @@ class Tiling:
         tops: Tensor,
         totals: Tensor,
         d_output: Tensor,
-        d_lse: Tensor,
-        d_mask: Tensor | None,
+        grad_lse: Tensor,
+        grad_mask: Tensor | None,
     ) -> list[Tensor]:
-        """The gradients of query, key and value; that of the mask is added to d_mask."""
+        """The gradients of query, key and value; that of the mask is added to grad_mask."""
         output, d_output = self.flat(output, 2), self.flat(d_output, 2)
-        delta = (d_output * output).sum(dim=-1) - self.flat(d_lse, 1)  # eq-flash-delta
+        delta = (d_output * output).sum(dim=-1) - self.flat(grad_lse, 1)  # eq-flash-delta
         level = tops + totals.log2()  # log-sum-exp; where m is huge, l is lost in it,
         rest = totals * torch.exp2(tops - level)  # and kept here
         delta = delta[..., None] / rest
-        d_q, d_k, d_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
+        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
         second = torch.empty_like(self.buffer)
         width = max(self.k.shape[-1], self.v.shape[-1])
         small = self.q.new_empty(len(self.q) * self.cols * width)
         for rows in row_blocks(self.queries, self.rows):
-            q, d_o = self.q[:, rows], d_output[:, rows] / rest[:, rows]
-            d_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
+            q, grad_o = self.q[:, rows], d_output[:, rows] / rest[:, rows]
+            grad_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
             for cols, s in self.scores(rows):
                 p = s.sub_(level[:, rows]).exp2_()
-                d_v[:, cols] += product(p.transpose(1, 2), d_o, small)
-                d_s = product(d_o, self.v[:, cols].transpose(1, 2), second)
-                d_s.sub_(delta[:, rows]).mul_(p)
-                if d_mask is not None:
-                    part = mask_tile(d_mask, rows, cols)
-                    part += self.unflat(d_s, part.dtype).sum_to_size(part.shape)
-                d_q_rows.baddbmm_(d_s, self.k[:, cols])
-                d_k[:, cols] += product(d_s.transpose(1, 2), q, small)
-            d_q[:, rows] = d_q_rows
-        gradients = (d_q.mul_(self.scale), d_k.mul_(self.scale), d_v)
+                grad_v[:, cols] += product(p.transpose(1, 2), grad_o, small)
+                grad_s = product(grad_o, self.v[:, cols].transpose(1, 2), second)
+                grad_s.sub_(delta[:, rows]).mul_(p)
+                if grad_mask is not None:
+                    part = mask_tile(grad_mask, rows, cols)
+                    part += self.unflat(grad_s, part.dtype).sum_to_size(part.shape)
+                grad_q_rows.baddbmm_(grad_s, self.k[:, cols])
+                grad_k[:, cols] += product(grad_s.transpose(1, 2), q, small)
+            grad_q[:, rows] = grad_q_rows
+        gradients = (grad_q.mul_(self.scale), grad_k.mul_(self.scale), grad_v)
         return [self.unflat(d, self.dtype) for d in gradients]
 
 
@@ -296,13 +296,13 @@ class FlashFunction(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value and mask."""
         query, key, value, mask, *kept = ctx.saved_tensors
         tiling = Tiling(query, key, value, mask, *ctx.options)
-        d_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
-        gradients = tiling.backward(*kept, d_output, d_lse, d_mask)
-        return *gradients, d_mask, *(None for _ in ctx.options)
+        grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
+        gradients = tiling.backward(*kept, d_output, grad_lse, grad_mask)
+        return *gradients, grad_mask, *(None for _ in ctx.options)
 
 
 def flash_attention(

@@ -55,9 +55,9 @@ def softmax_backward(
     Source: chapter 10, eq-softmax-backward.
     """
     mean = np.einsum("...j,...j->...", d_weights, weights)
-    d_scores = d_weights - mean[..., None]
-    d_scores *= weights
-    return d_scores
+    grad_scores = d_weights - mean[..., None]
+    grad_scores *= weights
+    return grad_scores
 
 
 def apply_mask(
@@ -178,10 +178,10 @@ class ScaledDotProductAttention(Layer):
         """
         kept = self.recall(d_output)
         d_value = kept["dropped"].swapaxes(-2, -1) @ d_output  # ①
-        d_weights = d_output @ kept["value"].swapaxes(-2, -1)  # ②
-        d_weights = self.dropout.backward(d_weights)
-        d_scores = softmax_backward(d_weights, kept["weights"])  # ③
-        d_scores *= kept["scale"]  # ④
-        d_query = d_scores @ kept["key"]  # ⑤
-        d_key = d_scores.swapaxes(-2, -1) @ kept["query"]  # ⑥
+        grad_weights = d_output @ kept["value"].swapaxes(-2, -1)  # ②
+        grad_weights = self.dropout.backward(grad_weights)
+        grad_scores = softmax_backward(grad_weights, kept["weights"])  # ③
+        grad_scores *= kept["scale"]  # ④
+        d_query = grad_scores @ kept["key"]  # ⑤
+        d_key = grad_scores.swapaxes(-2, -1) @ kept["query"]  # ⑥
         return d_query, d_key, d_value

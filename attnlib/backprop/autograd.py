@@ -55,7 +55,7 @@ class AttentionFunction(Function):
         return weights @ value, weights
 
     @staticmethod
-    def backward(ctx: Any, d_output: Tensor, d_returned: Tensor) -> tuple:
+    def backward(ctx: Any, d_output: Tensor, grad_returned: Tensor) -> tuple:
         """The gradients of query, key and value, and of a mask that asks for one.
 
         The mask is added after the scale, so it gets the gradient of the scaled scores,
@@ -63,13 +63,13 @@ class AttentionFunction(Function):
         """
         query, key, value, weights = ctx.saved_tensors
         d_value = weights.transpose(-2, -1) @ d_output
-        d_weights = d_output @ value.transpose(-2, -1) + d_returned
-        mean = (d_weights * weights).sum(dim=-1, keepdim=True)
-        d_scaled = weights * (d_weights - mean)
+        grad_weights = d_output @ value.transpose(-2, -1) + grad_returned
+        mean = (grad_weights * weights).sum(dim=-1, keepdim=True)
+        grad_scaled = weights * (grad_weights - mean)
         asked = any(ctx.needs_input_grad[3:])  # which is shorter where no mask was given
-        d_mask = d_scaled.sum_to_size(ctx.mask_shape) if asked else None
-        d_scores = d_scaled / math.sqrt(query.shape[-1])
-        return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value, d_mask
+        grad_mask = grad_scaled.sum_to_size(ctx.mask_shape) if asked else None
+        grad_scores = grad_scaled / math.sqrt(query.shape[-1])
+        return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, d_value, grad_mask
 
 
 class ProjectionFunction(Function):
@@ -94,8 +94,8 @@ class ProjectionFunction(Function):
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of input, W and b."""
         input, W = ctx.saved_tensors
-        tall, d_tall = input.reshape(-1, W.shape[0]), d_output.reshape(-1, W.shape[1])
-        return d_output @ W.T, tall.T @ d_tall, d_tall.sum(dim=0)
+        tall, grad_tall = input.reshape(-1, W.shape[0]), d_output.reshape(-1, W.shape[1])
+        return d_output @ W.T, tall.T @ grad_tall, grad_tall.sum(dim=0)
 
 
 class LayerNormFunction(Function):
@@ -132,9 +132,9 @@ class LayerNormFunction(Function):
         x_hat, inverse = LayerNormFunction.normalized(input, ctx.eps)
         g, d_model = d_output * gamma, len(gamma)
         along = (g * x_hat).mean(dim=-1, keepdim=True)
-        d_input = inverse * (g - g.mean(dim=-1, keepdim=True) - along * x_hat)
-        d_gamma = (d_output * x_hat).reshape(-1, d_model).sum(dim=0)
-        return d_input, d_gamma, d_output.reshape(-1, d_model).sum(dim=0), None
+        grad_input = inverse * (g - g.mean(dim=-1, keepdim=True) - along * x_hat)
+        grad_gamma = (d_output * x_hat).reshape(-1, d_model).sum(dim=0)
+        return grad_input, grad_gamma, d_output.reshape(-1, d_model).sum(dim=0), None
 
 
 class ReLUFunction(Function):
@@ -177,8 +177,8 @@ class EmbeddingFunction(Function):
         """The gradient of the table, and none of ids."""
         (ids,) = ctx.saved_tensors
         rows = d_output.reshape(-1, d_output.shape[-1])
-        d_weight = rows.new_zeros(ctx.vocab_size, rows.shape[1])
-        return d_weight.index_add(0, ids.flatten(), rows), None
+        grad_weight = rows.new_zeros(ctx.vocab_size, rows.shape[1])
+        return grad_weight.index_add(0, ids.flatten(), rows), None
 
 
 class CrossEntropyFunction(Function):
@@ -197,8 +197,8 @@ class CrossEntropyFunction(Function):
         return (logits.logsumexp(dim=-1) - right).mean()
 
     @staticmethod
-    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None]:
         """The gradient of the logits, and none of targets."""
         logits, targets = ctx.saved_tensors
         right = torch.nn.functional.one_hot(targets, logits.shape[-1])
-        return d_loss * (logits.softmax(dim=-1) - right) / targets.numel(), None
+        return grad_loss * (logits.softmax(dim=-1) - right) / targets.numel(), None

@@ -57,8 +57,8 @@ class CrossEntropy(Layer):
             RuntimeError: there was no forward yet.
         """
         cache = self.recall()
-        targets, d_logits = cache["targets"][..., None], cache["probabilities"].copy()
-        right = np.take_along_axis(d_logits, targets, axis=-1)
-        np.put_along_axis(d_logits, targets, right - 1, axis=-1)
-        d_logits /= targets.size
-        return d_logits
+        targets, grad_logits = cache["targets"][..., None], cache["probabilities"].copy()
+        right = np.take_along_axis(grad_logits, targets, axis=-1)
+        np.put_along_axis(grad_logits, targets, right - 1, axis=-1)
+        grad_logits /= targets.size
+        return grad_logits

@@ -59,6 +59,6 @@ class Embedding(Layer):
             ValueError: d_output has not the shape of the output.
         """
         ids = self.recall(d_output)["ids"]
-        d_weight = np.zeros_like(self.weight)
-        np.add.at(d_weight, ids, d_output)
-        self._gradients = {"weight": d_weight}
+        grad_weight = np.zeros_like(self.weight)
+        np.add.at(grad_weight, ids, d_output)
+        self._gradients = {"weight": grad_weight}

@@ -105,5 +105,5 @@ class FeedForwardNetwork(Layer):
             TypeError: d_output is not floating point, or not of the dtype of the output.
             ValueError: d_output has not the shape of the output.
         """
-        d_hidden = self.dropout.backward(self.linear_2.backward(d_output))
-        return self.linear_1.backward(self.activation.backward(d_hidden))
+        grad_hidden = self.dropout.backward(self.linear_2.backward(d_output))
+        return self.linear_1.backward(self.activation.backward(grad_hidden))

@@ -77,5 +77,5 @@ class LayerNorm(Layer):
         }
         g = d_output * self.gamma
         along = (g * normalized).mean(axis=-1, keepdims=True)
-        d_input = g - g.mean(axis=-1, keepdims=True) - along * normalized
-        return (d_input * cache["inverse"]).astype(d_output.dtype, copy=False)
+        grad_input = g - g.mean(axis=-1, keepdims=True) - along * normalized
+        return (grad_input * cache["inverse"]).astype(d_output.dtype, copy=False)

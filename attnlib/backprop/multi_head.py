@@ -252,10 +252,10 @@ class MultiHeadAttention(Layer):
             ValueError: d_output has not the shape of the output.
         """
         kept = self.recall(d_output)
-        d_heads = split_heads(self.out_proj.backward(d_output), self.num_heads)
-        d_q, d_k, d_v = (merge_heads(d) for d in self.attention.backward(d_heads))
-        d_query, d_key = self.q_proj.backward(d_q), self.k_proj.backward(d_k)
-        d_value = self.v_proj.backward(d_v)
+        grad_heads = split_heads(self.out_proj.backward(d_output), self.num_heads)
+        grad_q, grad_k, grad_v = map(merge_heads, self.attention.backward(grad_heads))
+        d_query, d_key = self.q_proj.backward(grad_q), self.k_proj.backward(grad_k)
+        d_value = self.v_proj.backward(grad_v)
         if kept["shared_value"]:
             d_key, d_value = d_key + d_value, None
         if kept["shared_key"]:

@@ -77,9 +77,9 @@ class Projection(Layer):
         """
         tall = self.recall(d_output)["tall"]
         in_features, out_features = self.W.shape
-        d_tall = d_output.reshape(-1, out_features)
-        self._gradients = {"W": tall.T @ d_tall}
+        grad_tall = d_output.reshape(-1, out_features)
+        self._gradients = {"W": tall.T @ grad_tall}
         if self.b is not None:
-            self._gradients["b"] = d_tall.sum(axis=0)
-        d_input = d_tall @ self.W.T
-        return d_input.reshape(*d_output.shape[:-1], in_features)
+            self._gradients["b"] = grad_tall.sum(axis=0)
+        grad_input = grad_tall @ self.W.T
+        return grad_input.reshape(*d_output.shape[:-1], in_features)
