@@ -92,8 +92,10 @@ def compiled(which, capability):
 
 
 @pytest.fixture(scope="module")
-def rows(capability):
+def rows(capability, pytestconfig):
     """The kernels of the record."""
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
     return compiled("--record", capability)
 
 
@@ -114,7 +116,7 @@ def test_resources_and_instructions(rows):
 
 def test_every_kind_of_mask(capability, pytestconfig):
     """Each kernel with each, with full tiles and with others."""
-    if capability and "15_flash_on_gpu" not in pytestconfig.changed:
+    if capability and "flash_triton" not in pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
     rows = compiled("--masks", capability)
     found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
@@ -235,7 +237,7 @@ def test_sizes_that_become_constants(of, capability, pytestconfig):
     """One batch, one head, one query, one key, one feature, with every kind of mask."""
     if capability not in (0, of):
         pytest.skip("--thorough compiles for each")
-    if capability and "15_flash_on_gpu" not in pytestconfig.changed:
+    if capability and "flash_triton" not in pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
     few = "few" if capability else "all"
     kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
