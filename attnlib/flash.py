@@ -21,7 +21,7 @@ LOG2E = math.log2(math.e)
 BlockSize = int | tuple[int, int]  # queries and keys in a tile
 
 
-def tile_sizes(
+def block_sizes(
     block_size: BlockSize | None, matrices: int, queries: int, causal: bool
 ) -> tuple[int, int]:
     """Queries and keys in a tile.
@@ -62,7 +62,7 @@ def row_blocks(queries: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, queries))
 
 
-def tiles_of(
+def visible_tiles(
     rows: slice, queries: int, keys: int, causal: bool, size: int
 ) -> Iterator[tuple[slice, bool]]:
     """The blocks of keys that some query of a block sees, each with whether it is partial.
@@ -122,7 +122,7 @@ def apply_mask_(scores: Tensor, mask: Tensor) -> None:
         scores += added.masked_fill_(mask == -torch.inf, -torch.inf)
 
 
-class Tiling:
+class TiledAttention:
     """One attention cut into tiles: what its forward and its backward have in common.
 
     Args:
@@ -148,7 +148,7 @@ class Tiling:
         self.mask, self.causal, self.scale = mask, causal, scale
         matrices, self.queries, _ = self.q.shape
         self.keys = self.k.shape[1]
-        rows, cols = tile_sizes(block_size, matrices, self.queries, causal)
+        rows, cols = block_sizes(block_size, matrices, self.queries, causal)
         self.rows = max(1, min(rows, self.queries))
         self.cols = max(1, min(cols, self.keys))
         self.buffer = self.q.new_empty(matrices * self.rows * self.cols)
@@ -169,7 +169,7 @@ class Tiling:
         """
         q = self.q[:, rows] * (self.scale * LOG2E)
         shift = self.keys - self.queries
-        tiles = tiles_of(rows, self.queries, self.keys, self.causal, self.cols)
+        tiles = visible_tiles(rows, self.queries, self.keys, self.causal, self.cols)
         for cols, partial in tiles:
             s = product(q, self.k[:, cols].transpose(1, 2), self.buffer)
             if self.mask is not None:
@@ -241,13 +241,14 @@ class Tiling:
         output: Tensor,
         tops: Tensor,
         totals: Tensor,
-        d_output: Tensor,
+        grad_output: Tensor,
         grad_lse: Tensor,
         grad_mask: Tensor | None,
     ) -> list[Tensor]:
-        """The gradients of query, key and value; that of the mask is added to grad_mask."""
-        output, d_output = self.flat(output, 2), self.flat(d_output, 2)
-        delta = (d_output * output).sum(dim=-1) - self.flat(grad_lse, 1)  # eq-flash-delta
+        """Gradients of query, key and value; that of the mask is added to grad_mask."""
+        output, grad_output = self.flat(output, 2), self.flat(grad_output, 2)
+        # eq-flash-delta
+        delta = (grad_output * output).sum(dim=-1) - self.flat(grad_lse, 1)
         level = tops + totals.log2()  # log-sum-exp; where m is huge, l is lost in it,
         rest = totals * torch.exp2(tops - level)  # and kept here
         delta = delta[..., None] / rest
@@ -256,7 +257,7 @@ class Tiling:
         width = max(self.k.shape[-1], self.v.shape[-1])
         small = self.q.new_empty(len(self.q) * self.cols * width)
         for rows in row_blocks(self.queries, self.rows):
-            q, grad_o = self.q[:, rows], d_output[:, rows] / rest[:, rows]
+            q, grad_o = self.q[:, rows], grad_output[:, rows] / rest[:, rows]
             grad_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
             for cols, s in self.scores(rows):
                 p = s.sub_(level[:, rows]).exp2_()
@@ -288,20 +289,22 @@ class FlashFunction(Function):
         mask: Tensor | None,
         *options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Output (..., N, d_v) and log-sum-exp (..., N); arguments as for `Tiling`."""
-        output, lse, *kept = Tiling(query, key, value, mask, *options).forward()
+        """Output (..., N, d_v), log-sum-exp (..., N); arguments as for `TiledAttention`."""
+        output, lse, *kept = TiledAttention(query, key, value, mask, *options).forward()
         ctx.options = options
         ctx.save_for_backward(query, key, value, mask, output, *kept)
         return output, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_output: Tensor, grad_lse: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value and mask."""
         query, key, value, mask, *kept = ctx.saved_tensors
-        tiling = Tiling(query, key, value, mask, *ctx.options)
+        attention = TiledAttention(query, key, value, mask, *ctx.options)
         grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
-        gradients = tiling.backward(*kept, d_output, grad_lse, grad_mask)
+        gradients = attention.backward(*kept, grad_output, grad_lse, grad_mask)
         return *gradients, grad_mask, *(None for _ in ctx.options)
 
 
@@ -404,7 +407,7 @@ class FlashAttention(BaseAttention):
         if backend not in ("auto", *BACKENDS):
             expected = ", ".join(map(repr, ("auto", *BACKENDS)))
             raise ValueError(f"backend: expected one of {expected}, got {backend!r}")
-        tile_sizes(block_size, matrices=1, queries=1, causal=causal)
+        block_sizes(block_size, matrices=1, queries=1, causal=causal)
         if block_size is not None and backend not in ("auto", "torch"):
             expected = f"expected None, since {backend!r} chooses its own tiles"
             raise ValueError(f"block_size: {expected}, got {block_size!r}")

@@ -16,13 +16,19 @@ from site_browser import ARGUMENTS, find_chromium
 # All before the first import of attnlib. Tests side by side, and the kernels of their
 # notebooks, keep to one thread each: more would wait for each other. Elsewhere a thread
 # that waits sleeps, and leaves a busy machine to the others. Triton reads the source of its
-# kernels, where a wrapper around the function would stand in its way.
+# kernels, where a wrapper around the function would stand in its way: modules that have
+# some are not checked.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["TRITON_INTERPRET"] = "1"
-modules = {path.stem for path in (Path(__file__).parent.parent / "attnlib").iterdir()}
-checked = [f"attnlib.{name}" for name in sorted(modules - {"flash_triton"})]
+ROOT = Path(__file__).resolve().parent.parent
+STATIC = ROOT / "book" / "_static"
+checked = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "attnlib").rglob("*.py"))
+    if "@triton.jit" not in path.read_text(encoding="utf-8")
+]
 install_import_hook(checked, "beartype.beartype")
 
 # The same examples on every run: a failure is then a change of the code, never of luck.
@@ -43,10 +49,6 @@ def as_shipped():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
-
-
-ROOT = Path(__file__).resolve().parent.parent
-STATIC = ROOT / "book" / "_static"
 
 
 def pytest_configure(config):

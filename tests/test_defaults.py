@@ -33,7 +33,7 @@ DEFAULTS = {
     "feed_forward.FeedForwardNetwork.from_torch": {"activation": torch.relu},
     "flash.FlashAttention": {"causal": False, "backend": "auto"},
     "flash.flash_attention": {"causal": False, "return_lse": False},
-    "flash_triton.flash_attention_triton": {"causal": False, "return_lse": False},
+    "flash_triton.attention.flash_attention_triton": {"causal": False, "return_lse": False},
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
     "masks.mask_from_torch": {"num_heads": 1},

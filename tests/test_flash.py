@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import attnlib
 from attnlib import FlashAttention, causal_mask, flash_attention, masked_softmax
-from attnlib.flash import Tiling, row_blocks, tile_sizes, tiles_of
+from attnlib.flash import TiledAttention, block_sizes, row_blocks, visible_tiles
 
 
 def oracle(query, key, value, mask=None, causal=False, scale=None):
@@ -131,25 +131,28 @@ def test_gradcheck():
 def test_the_bound_decides_and_both_ways_agree(monkeypatch):
     inputs = [x.detach() for x in leaves((2,), 90, 30, d_k=16)]
     wide = [5000 * inputs[0], *inputs[1:]]
-    assert Tiling(*inputs, None, False, 0.25, 7).bounded().all()
+    assert TiledAttention(*inputs, None, False, 0.25, 7).bounded().all()
     assert (
-        Tiling(*inputs, torch.ones(90, 30, dtype=torch.bool), False, 0.25, 7)
+        TiledAttention(*inputs, torch.ones(90, 30, dtype=torch.bool), False, 0.25, 7)
         .bounded()
         .all()
     )
-    assert not Tiling(*wide, None, False, 0.25, 7).bounded().any()
-    assert not Tiling(*inputs, None, False, -2000.0, 7).bounded().any()
-    assert Tiling(*inputs, torch.zeros(90, 30), False, 0.25, 7).bounded() is None
-    assert Tiling(inputs[0][:, :9], *inputs[1:], None, False, 0.25, 7).bounded() is None
+    assert not TiledAttention(*wide, None, False, 0.25, 7).bounded().any()
+    assert not TiledAttention(*inputs, None, False, -2000.0, 7).bounded().any()
+    assert TiledAttention(*inputs, torch.zeros(90, 30), False, 0.25, 7).bounded() is None
+    assert (
+        TiledAttention(inputs[0][:, :9], *inputs[1:], None, False, 0.25, 7).bounded()
+        is None
+    )
     easy = flash_attention(*inputs, block_size=7, return_lse=True)
-    monkeypatch.setattr(Tiling, "bounded", lambda self: None)
+    monkeypatch.setattr(TiledAttention, "bounded", lambda self: None)
     for a, b in zip(
         flash_attention(*inputs, block_size=7, return_lse=True), easy, strict=True
     ):
         close(a, b)
 
 
-class Reckless(Tiling):
+class Reckless(TiledAttention):
     """Never takes a maximum."""
 
     def bounded(self):
@@ -170,10 +173,10 @@ def test_no_sum_leaves_the_range(dtype, entry):
             query = torch.full((2, 20, 1), sign * stretch * max(limit, 0.0), dtype=dtype)
             query /= math.log2(math.e)
             key = torch.ones(2, 6, 1, dtype=dtype)
-            tiling = Tiling(query, key, value, None, False, 1.0, (7, 4))
+            attention = TiledAttention(query, key, value, None, False, 1.0, (7, 4))
             inside = stretch < 1 and limit > 0
-            assert tiling.bounded().flatten()[matrix] == inside
-            output = tiling.forward()[0]
+            assert attention.bounded().flatten()[matrix] == inside
+            output = attention.forward()[0]
             expected = value.double().mean(dim=1, keepdim=True).expand_as(output)
             torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=0)
 
@@ -211,14 +214,14 @@ def test_no_number_is_looked_at_on_other_devices():
     """On the device "meta" there is none: what would wait on a GPU fails there."""
     inputs = [x.detach().to("meta") for x in leaves((2,), 90, 50)]
     mask = torch.empty(90, 50, device="meta")
-    for tiling in (
-        Tiling(*inputs, None, True, 0.5, 16),
-        Tiling(*inputs, mask > 0, False, 0.5, None),
-        Tiling(*inputs, mask, True, 0.5, 16),
+    for attention in (
+        TiledAttention(*inputs, None, True, 0.5, 16),
+        TiledAttention(*inputs, mask > 0, False, 0.5, None),
+        TiledAttention(*inputs, mask, True, 0.5, 16),
     ):
-        output, lse, *kept = tiling.forward()
+        output, lse, *kept = attention.forward()
         assert output.shape == (2, 90, 3) and lse.shape == (2, 90)
-        gradients = tiling.backward(output, *kept, output, lse, torch.empty_like(mask))
+        gradients = attention.backward(output, *kept, output, lse, torch.empty_like(mask))
         assert [x.shape for x in gradients] == [x.shape for x in inputs]
 
 
@@ -302,7 +305,7 @@ def test_tiles_cover_what_is_seen_and_no_more(queries, keys, rows, cols, causal)
     covered = torch.zeros_like(allowed)
     for block in row_blocks(queries, rows):
         seen_by_all = allowed[block].all(dim=0).sum()
-        for part, partial in tiles_of(block, queries, keys, causal, cols):
+        for part, partial in visible_tiles(block, queries, keys, causal, cols):
             tile = allowed[block, part]
             assert tile.any() and 0 < tile.shape[1] <= cols
             assert partial or tile.all()
@@ -312,11 +315,14 @@ def test_tiles_cover_what_is_seen_and_no_more(queries, keys, rows, cols, causal)
     assert (covered | ~allowed).all()
 
 
-def test_tile_sizes():
-    assert tile_sizes(3, 1, 1, True) == (3, 3) and tile_sizes((3, 5), 1, 1, True) == (3, 5)
+def test_block_sizes():
+    assert block_sizes(3, 1, 1, True) == (3, 3) and block_sizes((3, 5), 1, 1, True) == (
+        3,
+        5,
+    )
     for matrices in (0, 1, 2, 8, 500):
         for queries in (0, 1, 1000, 100_000):
-            rows, cols = tile_sizes(None, matrices, queries, causal=queries > 1000)
+            rows, cols = block_sizes(None, matrices, queries, causal=queries > 1000)
             assert 128 <= rows <= 1024 and cols in (256, 512)
             assert matrices * rows * cols <= max(2**20, matrices * 128 * 256)
 

@@ -25,8 +25,8 @@ if importlib.util.find_spec("triton") is None:
 sys.path.insert(0, str(BENCHMARKS))
 from flash_kernels import Case, cases, resources  # noqa: E402
 
-# Bytes of shared memory that one program may have. The table's tiles for 80 also serve 86,
-# 89 and 120, which have 99 KB, so that is the limit to keep; 80 itself has 163 KB.
+# Bytes of shared memory that one program may have. The table's settings for 80 serve 86,
+# 89 and 120 too, which have 99 KB: that is the limit to keep. 80 itself has 163 KB.
 SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 # The instructions that multiply tiles on tensor cores.
@@ -35,7 +35,7 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Bytes a thread, for so many features. The keys' and values' kernel needs all 255 registers
 # and keeps a few of them in memory: about 1 in 100 of its loop's instructions.
 SPILL_LIMIT = {128: 40, 256: 80}
-MASKED_SPILL_LIMIT = 256  # the tiles were chosen for kernels without a mask
+MASKED_SPILL_LIMIT = 256  # the settings were chosen for kernels without a mask
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
@@ -71,7 +71,7 @@ def problems(row):
 def run(*command):
     """What a script prints, in a process that does not interpret."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(BENCHMARKS)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent)))
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, env=environment
     )
@@ -104,12 +104,12 @@ def test_all_were_compiled(rows, capability):
     names = Case._fields
     wanted = [c for c in cases("record") if capability in (0, c.capability)]
     found = [Case(*(row[name] for name in names)) for row in rows]
-    assert [case._replace(tiles=tuple(case.tiles)) for case in found] == wanted
+    assert [case._replace(setting=tuple(case.setting)) for case in found] == wanted
 
 
 def test_resources_and_instructions(rows):
-    """Shared memory, spills and tensor cores, with the tiles of the table."""
-    rows = [row for row in rows if not row["tiles"]]  # of the others, one is too large
+    """Shared memory, spills and tensor cores, with the settings of the table."""
+    rows = [row for row in rows if not row["setting"]]  # of the others, one is too large
     bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
     assert not {case: words for case, words in bad.items() if words}
 
@@ -146,7 +146,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from attnlib import flash_triton
+from attnlib.flash_triton import launch
 
 CAPABILITY = int(sys.argv[1])
 
@@ -163,15 +163,15 @@ class NoGPU:
 
 
 driver.set_active(NoGPU())
-flash_triton.capability_of = lambda tensor: CAPABILITY
+launch.capability_of = lambda tensor: CAPABILITY
 """
 
 LAUNCH = """
 import flash_kernels
 
 
-def compare(kernel, programs, device, *args, **options):
-    found = kernel.warmup(*args, grid=(programs,), **options).src
+def compare(kernel, programs, device, **arguments):
+    found = kernel.warmup(grid=(programs,), **arguments).src
     name = kernel.__name__.removesuffix("_kernel")
     expected, _ = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
     assert found.signature == expected.signature, (found.signature, expected.signature)
@@ -181,11 +181,11 @@ def compare(kernel, programs, device, *args, **options):
     print(name)
 
 
-flash_triton.launch = compare
+launch.launch = compare
 inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
-output, lse = flash_triton.run_forward(*inputs, None, True, 0.1)
-numbers = flash_triton.run_statistics(output, output, lse, lse)
-flash_triton.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
+output, lse = launch.run_forward(*inputs, None, True, 0.1)
+numbers = launch.run_statistics(output, output, lse, lse)
+launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
 """
 
 
@@ -201,8 +201,8 @@ SIZES = """
 import itertools
 
 
-def compile_it(kernel, programs, device, *args, **options):
-    done = kernel.warmup(*args, grid=(programs,), **options)
+def compile_it(kernel, programs, device, **arguments):
+    done = kernel.warmup(grid=(programs,), **arguments)
     assert "cubin" in done.asm
     print(kernel.__name__, flush=True)
 
@@ -215,7 +215,7 @@ def masks(kind, batch, heads, queries, keys):
     return rows.expand(batch, heads, queries, keys)
 
 
-flash_triton.launch = compile_it
+launch.launch = compile_it
 sizes = ((1, 1, 1, 1, 1), (2, 1, 1, 40, 17), (1, 2, 40, 1, 16), (1, 1, 1, 64, 64))
 kinds, causal = ("none", "boolean", "additive"), (False, True)
 if sys.argv[2] == "few":
@@ -225,10 +225,10 @@ for size, kind, is_causal in itertools.product(sizes, kinds, causal):
     mask = masks(kind, batch, heads, queries, keys)
     query = torch.zeros(batch, queries, heads, dim).half().transpose(1, 2)
     key, value = (torch.zeros(batch, heads, keys, dim).half() for _ in range(2))
-    output, lse = flash_triton.run_forward(query, key, value, mask, is_causal, 1.0)
-    numbers = flash_triton.run_statistics(output, output, lse, lse)
+    output, lse = launch.run_forward(query, key, value, mask, is_causal, 1.0)
+    numbers = launch.run_statistics(output, output, lse, lse)
     rest = (output, numbers, is_causal, 1.0, (True, True))
-    flash_triton.run_backward(query, key, value, mask, *rest)
+    launch.run_backward(query, key, value, mask, *rest)
 """
 
 

@@ -9,25 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from beartype import beartype
-from jaxtyping import jaxtyped
+from jaxtyping import TypeCheckError
 
 import attnlib
-from attnlib import FlashAttention, MultiHeadAttention, flash_triton
+from attnlib import FlashAttention, MultiHeadAttention, flash_attention_triton
 from attnlib.flash import BACKENDS
-from attnlib.flash_triton import (
-    OLDEST_TRITON,
-    STATISTICS_ROWS,
-    TILES,
-    TILES_FLOAT32,
-    TILES_INTERPRETED,
-    Matrix,
-    Tiles,
-    TritonFunction,
-    choose_tiles,
-    refusal,
-    tile_of,
-)
+from attnlib.flash_triton import SETTINGS, Setting, TritonFunction, choose_setting, refusal
+from attnlib.flash_triton.attention import OLDEST_TRITON
+from attnlib.flash_triton.blocks import Matrix, block_pointers
+from attnlib.flash_triton.launch import STATISTICS_ROWS
+from attnlib.flash_triton.settings import SETTING_INTERPRETED, SETTINGS_FLOAT32
 
 if importlib.util.find_spec("triton") is None:
     if os.environ.get("CI") and sys.platform == "linux":
@@ -36,9 +27,6 @@ if importlib.util.find_spec("triton") is None:
 
 import triton
 import triton.language as tl
-
-# The import hook leaves the kernels' module alone (conftest.py says why): checked here.
-flash_attention_triton = jaxtyped(typechecker=beartype)(attnlib.flash_attention_triton)
 
 # Absolute errors allowed for entries of size 1; float16 rounds to 2⁻¹¹ at several places.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}
@@ -74,10 +62,12 @@ def agree(inputs, mask=None, atol=None, **options):
     torch.testing.assert_close(output.double(), expected, atol=atol, rtol=atol)
     torch.testing.assert_close(lse.double(), expected_lse, atol=atol, rtol=atol)
 
-    d_output = torch.randn(output.shape, generator=generator).to(output.dtype)
-    d_lse = torch.randn(lse.shape, generator=generator)
-    torch.autograd.backward([output, lse], [d_output, d_lse])
-    torch.autograd.backward([expected, expected_lse], [d_output.double(), d_lse.double()])
+    grad_output = torch.randn(output.shape, generator=generator).to(output.dtype)
+    grad_lse = torch.randn(lse.shape, generator=generator)
+    torch.autograd.backward([output, lse], [grad_output, grad_lse])
+    torch.autograd.backward(
+        [expected, expected_lse], [grad_output.double(), grad_lse.double()]
+    )
     for tensor, reference in zip(ours, exact, strict=True):
         wanted = reference.grad
         size = max(1.0, wanted.abs().max().item()) if wanted.numel() else 1.0
@@ -127,16 +117,17 @@ def test_low_precision(dtype, causal):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "causal", "lengths"),
+    ("sizes", "causal", "lengths"),
     [
-        *((tiles, True, (70, 50)) for tiles in ((16, 16), (16, 64), (64, 16), (128, 32))),
-        *((tiles, True, (50, 70)) for tiles in ((16, 64), (64, 16), (32, 128))),
+        *((sizes, True, (70, 50)) for sizes in ((16, 16), (16, 64), (64, 16), (128, 32))),
+        *((sizes, True, (50, 70)) for sizes in ((16, 64), (64, 16), (32, 128))),
         *(((16, 32), False, (70, 50)), ((32, 16), False, (50, 70))),
     ],
 )
-def test_any_tiles_give_the_same(monkeypatch, tiles, causal, lengths):
+def test_any_tiles_give_the_same(monkeypatch, sizes, causal, lengths):
     """Tiles of queries larger and smaller than those of keys, and than the input."""
-    monkeypatch.setattr("attnlib.flash_triton.TILES_INTERPRETED", Tiles(*tiles, 1, 1))
+    small = Setting(*sizes, 1, 1)
+    monkeypatch.setattr("attnlib.flash_triton.settings.SETTING_INTERPRETED", small)
     agree(draw(*lengths, 16, leading=()), causal=causal)
 
 
@@ -241,7 +232,7 @@ def test_strides_of_the_incoming_gradient():
 @triton.jit
 def offsets_kernel(matrix, out, start, row, column):
     view = Matrix(matrix, row, column, 100, 2)
-    pointers, _ = tile_of(view, start, 4, 2)
+    pointers, _ = block_pointers(view, start, 4, 2)
     at = tl.arange(0, 4)[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(out + at, pointers.to(tl.int64) - matrix.to(tl.int64))
 
@@ -260,9 +251,9 @@ def test_queries_that_see_nothing():
     output, lse = flash_attention_triton(query, key, value, causal=True, return_lse=True)
     assert (output[..., :30, :] == 0).all() and (lse[..., :30] == -torch.inf).all()
     assert (lse[..., 30:] > -torch.inf).all()
-    d_lse = torch.ones_like(lse)
-    d_lse[..., :30] = torch.nan
-    torch.autograd.backward([output, lse], [torch.ones_like(output), d_lse])
+    grad_lse = torch.ones_like(lse)
+    grad_lse[..., :30] = torch.nan
+    torch.autograd.backward([output, lse], [torch.ones_like(output), grad_lse])
     assert (query.grad[..., :30, :] == 0).all() and (query.grad[..., 30:, :] != 0).any()
     assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
 
@@ -393,6 +384,17 @@ def test_a_mask_that_wants_a_gradient_is_refused():
         flash_attention_triton(*draw(4, 4, 16), mask=mask)
 
 
+def test_what_holds_no_kernel_is_checked():
+    """The import hook reaches the package's modules; `conftest.py` says which it spares."""
+    with pytest.raises(TypeCheckError):
+        choose_setting("forward", 64.0, torch.float16, 90)
+    with pytest.raises(TypeCheckError):
+        flash_attention_triton(*torch.zeros(3, 4, 8), causal="yes")
+
+
+ROOM = "attnlib.flash_triton.attention"  # that asks for the machine
+
+
 class Elsewhere:
     """Stands for a tensor on a GPU, of which only this is asked."""
 
@@ -410,10 +412,12 @@ class Elsewhere:
         ({"requires_grad": True}, 90, False),  # as a mask
     ],
 )
-def test_auto_takes_what_the_kernels_can(monkeypatch, change, capability, suited):
+def test_auto_takes_what_the_kernels_can(
+    as_shipped, monkeypatch, change, capability, suited
+):
     """A GPU of 8.0 or more, 16 or 32 bits, up to 256 features, no gradient of a mask."""
-    monkeypatch.setattr(flash_triton, "interpreted", lambda: False)
-    monkeypatch.setattr(flash_triton, "capability_of", lambda tensor: capability)
+    monkeypatch.setattr(f"{ROOM}.interpreted", lambda: False)
+    monkeypatch.setattr(f"{ROOM}.capability_of", lambda tensor: capability)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     tensor = Elsewhere()
     tensor.device = "cuda"
@@ -446,9 +450,9 @@ def test_the_workflow_runs_the_oldest_triton():
     assert f"triton=={least}.0" in workflow.read_text(encoding="utf-8")
 
 
-def test_a_gpu_of_amd_is_refused(monkeypatch):
+def test_a_gpu_of_amd_is_refused(as_shipped, monkeypatch):
     """PyTorch calls it cuda, too."""
-    monkeypatch.setattr(flash_triton, "interpreted", lambda: False)
+    monkeypatch.setattr(f"{ROOM}.interpreted", lambda: False)
     monkeypatch.setattr(torch.version, "hip", "6.2.4")
     tensor = Elsewhere()
     assert "expected a GPU of NVIDIA, got one of AMD" in str(refusal(tensor, tensor, None))
@@ -509,26 +513,26 @@ def test_plugged_into_many_heads():
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_the_statistics_are_filled_up_for_every_tile():
+def test_the_statistics_are_filled_up_for_every_setting():
     """The kernels read whole blocks of them; they refuse to be compiled otherwise."""
-    tables = [*TILES.values(), *TILES_FLOAT32.values(), TILES_INTERPRETED]
-    assert all(STATISTICS_ROWS % tiles.queries == 0 for tiles in tables)
+    tables = [*SETTINGS.values(), *SETTINGS_FLOAT32.values(), SETTING_INTERPRETED]
+    assert all(STATISTICS_ROWS % setting.queries == 0 for setting in tables)
 
 
-def test_table_of_tiles():
-    """Every dimension and capability finds tiles that a GPU accepts."""
+def test_table_of_settings():
+    """Every dimension and capability finds one that a GPU accepts."""
     kernels = ("forward", "query_gradient", "key_value_gradient")
     for capability in (80, 86, 89, 90, 100, 103, 120):
         for kernel in kernels:
             for dim in range(1, 257):
                 for dtype in (torch.float16, torch.float32):
-                    tiles = choose_tiles(kernel, dim, dtype, capability)
-                    assert min(tiles.queries, tiles.keys) >= 16
-    assert choose_tiles("forward", 64, torch.float16, 100) == TILES[100, "forward", 64]
-    assert choose_tiles("forward", 64, torch.float16, 90) == TILES[90, "forward", 64]
-    assert choose_tiles("forward", 64, torch.float16, 89) == TILES[80, "forward", 64]
-    assert choose_tiles("forward", 65, torch.float16, 120) == TILES[80, "forward", 128]
-    assert choose_tiles("forward", 129, torch.float32, 90) == TILES_FLOAT32[256]
+                    setting = choose_setting(kernel, dim, dtype, capability)
+                    assert min(setting.queries, setting.keys) >= 16
+    assert choose_setting("forward", 64, torch.float16, 100) == SETTINGS[100, "forward", 64]
+    assert choose_setting("forward", 64, torch.float16, 90) == SETTINGS[90, "forward", 64]
+    assert choose_setting("forward", 64, torch.float16, 89) == SETTINGS[80, "forward", 64]
+    assert choose_setting("forward", 65, torch.float16, 120) == SETTINGS[80, "forward", 128]
+    assert choose_setting("forward", 129, torch.float32, 90) == SETTINGS_FLOAT32[256]
 
 
 WITHOUT_TRITON = """
