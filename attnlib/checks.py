@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/A_contract.ipynb; see CONTRIBUTING.md.
+# Made from book/A_contract.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The checks that refuse bad input, and the conversion under autocast before them.
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).

@@ -1,4 +1,4 @@
-"""Run the notebooks of tools/colab.py from top to bottom where nothing else is.
+"""Run the notebooks of tools/editions/colab.py from top to bottom where nothing else is.
 
     python tests/colab_alone.py NOTEBOOKS PYTHON WHEEL
 

@@ -1,4 +1,4 @@
-"""Open every notebook of tools/colab.py in JupyterLab and see that its formulas are shown.
+"""Open every notebook for Colab in JupyterLab and see that its formulas are shown.
 
     python tests/colab_lab.py NOTEBOOKS PYTHON
 

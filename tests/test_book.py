@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-from chapters import read_chapters
-from modules import read_modules
-from normalize import normalize
+from bookkit.chapters import read_chapters
+from bookkit.grammar import SOLUTION
+from bookkit.modules import read_modules
+from bookkit.normalize import normalize
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
@@ -50,14 +49,8 @@ def public_names():
     ]
 
 
-def code_cells(chapter):
-    return [cell for cell in chapter.cells if cell.cell_type == "code"]
-
-
 def prose(chapter):
-    return "\n\n".join(
-        cell.source for cell in chapter.cells if cell.cell_type == "markdown"
-    )
+    return "\n\n".join(cell.source for cell in chapter.text_cells)
 
 
 def tool(*command):
@@ -76,11 +69,11 @@ def test_there_is_at_least_one_chapter():
 
 
 def test_modules_are_as_in_their_chapters():
-    tool("tools/tangle.py", "--check")
+    tool("tools", "tangle", "--check")
 
 
 def test_equations_page_is_up_to_date():
-    tool("tools/equations.py", "--check")
+    tool("tools", "equations", "--check")
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])
@@ -130,14 +123,14 @@ def test_functions_are_short(module):
                 assert lines <= LINES, f"{where} has {lines} lines, split it"
 
 
-# Every chapter is stored as `tools/execute.py` writes it.
+# Every chapter is stored as `tools/bookkit/execute.py` writes it.
 
 
 @each_chapter
 def test_chapter_ran_from_top_to_bottom(chapter):
-    counts = [cell.execution_count for cell in code_cells(chapter)]
+    counts = [cell.execution_count for cell in chapter.code_cells]
     assert counts, f"{chapter.file} has no code"
-    assert counts == list(range(1, len(counts) + 1)), "run: python tools/execute.py"
+    assert counts == list(range(1, len(counts) + 1)), "run: python tools execute"
 
 
 @each_chapter
@@ -145,13 +138,13 @@ def test_chapter_is_normalized(chapter):
     stored = chapter.path.read_text(encoding="utf-8")
     again = copy.deepcopy(chapter)
     normalize(again)
-    message = f"run: python tools/execute.py --normalize {chapter.name}"
+    message = f"run: python tools execute --normalize {chapter.name}"
     assert again.text == stored, message  # also fails for a format that is not ours
 
 
 @each_chapter
 def test_outputs_do_not_depend_on_the_machine(chapter):
-    for cell in code_cells(chapter):
+    for cell in chapter.code_cells:
         for output in cell.outputs:
             where = chapter.where(cell)
             assert output.get("name") != "stderr", (
@@ -172,7 +165,7 @@ def test_outputs_do_not_depend_on_the_machine(chapter):
 
 
 def figures(chapter):
-    for cell in code_cells(chapter):
+    for cell in chapter.code_cells:
         kinds = {kind for output in cell.outputs for kind in output.get("data", {})}
         if any(kind.startswith("image/") for kind in kinds):
             yield cell
@@ -203,7 +196,7 @@ def test_figure_names_are_unique():
 @each_chapter
 def test_drawings_in_html_are_described(chapter):
     """An <svg> is an image, or a group of things to move, and has a label to read aloud."""
-    for cell in code_cells(chapter):
+    for cell in chapter.code_cells:
         for output in cell.outputs:
             html = output.get("data", {}).get("text/html", "")
             for tag, inside in re.findall(r"(<svg\b[^>]*>)(.*?)</svg>", html, re.DOTALL):
@@ -224,8 +217,8 @@ def test_every_exercise_has_a_hidden_solution(chapter):
     asked = re.findall(r"^### Exercise (\S+?):? ", prose(chapter) + " ", re.MULTILINE)
     solved = [
         (cell, match[1])
-        for cell in code_cells(chapter)
-        if (match := re.match(r"# Solution ([\d.]*\d)", cell.source))
+        for cell in chapter.code_cells
+        if (match := SOLUTION.match(cell.source))
     ]
     assert asked == [f"{chapter.number}.{i + 1}" for i in range(len(asked))], asked
     assert 3 <= len(asked) <= 5, f"{chapter.file} has {len(asked)} exercises"

@@ -22,15 +22,14 @@ from IPython.core.inputtransformer2 import TransformerManager
 from jinja2 import Environment, FileSystemLoader
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
 import build_book
 from address import address
-from chapters import BookError, Chapter, read_chapters
-from colab import edition, write_editions
-from plain import Plain
+from bookkit.chapters import BookError, Chapter, read_chapters
+from bookkit.grammar import CHAPTER
+from editions.colab import edition, write_editions
+from editions.plain import Plain
+from editions.setup_cell import needed_files
 from release import versions
-from setup_cell import needed_files
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIONS = {
@@ -42,7 +41,7 @@ ACTIONS = {
 PUBLISHED = address(ACTIONS)
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
 FILES = [entry["file"] for part in TOC["parts"] for entry in part["chapters"]]
-NAMES = [name for name in FILES if re.match(r"\d\d_|[A-Z]_", name)]
+NAMES = [name for name in FILES if CHAPTER.match(name)]
 LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])+)\]\((https://owner\.github\.io/book/[^)]*)\)")
 
 each_chapter = pytest.mark.parametrize("name", NAMES)
@@ -413,7 +412,7 @@ def test_a_file_that_is_missing_is_refused():
 
 
 def test_a_book_that_is_not_built_is_refused(tmp_path):
-    with pytest.raises(BookError, match=r"run tools/build_book\.py"):
+    with pytest.raises(BookError, match=r"run python tools build_book"):
         Plain(tmp_path, None)
 
 
@@ -452,7 +451,11 @@ def test_half_an_address_is_refused(name):
 
 def test_no_other_file_knows_the_address():
     """One place: nothing else reads GitHub's variables, or names a repository."""
-    files = [*ROOT.glob("*.*"), *(ROOT / "tools").glob("*"), *(ROOT / "book").rglob("*.*")]
+    files = [
+        *ROOT.glob("*.*"),
+        *(ROOT / "tools").rglob("*.*"),
+        *(ROOT / "book").rglob("*.*"),
+    ]
     for path in files:
         if path.suffix in {".py", ".yml", ".toml", ".md", ".html", ".js", ".cff"}:
             text = path.read_text("utf-8")

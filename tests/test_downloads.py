@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from zipfile import ZipFile
 
-import offline_zip
-import pdf
 import pytest
 from pypdf import PdfReader
+
+from editions import offline_zip, pdf
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "08_feed_forward"

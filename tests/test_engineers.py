@@ -37,7 +37,7 @@ def test_examples(as_shipped):
 
 
 def test_speeds_are_those_recorded():
-    command = [sys.executable, "tools/speed.py", "--check"]
+    command = [sys.executable, "tools", "speed", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -9,11 +9,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-from chapters import read_chapters
-from equations import equations
-from mistakes import KINDS, read_faults
+from bookkit.chapters import read_chapters
+from bookkit.equations import equations
+from bookkit.mistakes import KINDS, read_faults
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = read_chapters(ROOT)
@@ -48,7 +46,7 @@ def test_mistakes_are_caught(chapter, request):
 
 
 def plant(root, name):
-    tool = [sys.executable, str(ROOT / "tools" / "faults.py"), "--root", str(root), name]
+    tool = [sys.executable, ROOT / "tools", "faults", "--root", str(root), name]
     return subprocess.run(tool, capture_output=True, encoding="utf-8")
 
 

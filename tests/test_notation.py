@@ -1,14 +1,12 @@
 """Letters have one line of book/notation.md; terms come not before they are explained."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-from chapters import read_chapters
+from bookkit.chapters import read_chapters
+from bookkit.grammar import EQUATION
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = read_chapters(ROOT)
@@ -89,7 +87,7 @@ def letters(shown):
 
 def unexplained(text, number, lines=LINES):
     """The symbols of the displayed formulas with no line, or with more than one."""
-    shown = set().union(*map(symbols, re.findall(r"\$\$(.+?)\$\$", text, re.DOTALL)))
+    shown = set().union(*(symbols(match[1]) for match in EQUATION.finditer(text)))
     counted = {symbol: lines_for(symbol, number, lines) for symbol in sorted(shown)}
     indices = {s for s, found in counted.items() if COUNTS.fullmatch(s[0]) and not found}
     return {
@@ -99,7 +97,7 @@ def unexplained(text, number, lines=LINES):
 
 @each_chapter
 def test_every_letter_has_one_meaning_in_a_chapter(chapter):
-    text = "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
+    text = "\n".join(cell.source for cell in chapter.text_cells)
     assert unexplained(text, chapter.number) == {}
 
 
@@ -159,7 +157,7 @@ def said_before(term, text):
 )
 def test_no_term_is_used_before_it_is_explained(term, chapter):
     earlier = [c for c in CHAPTERS if not c.is_appendix and c.number < chapter]
-    cells = [c for e in earlier for c in e.cells if c.cell_type == "markdown"]
+    cells = [cell for chapter in earlier for cell in chapter.text_cells]
     assert said_before(term, "\n".join(c.source for c in cells)) == []
 
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import home_picture
 import pytest
 from bs4 import BeautifulSoup
 from PIL import Image
+
+from art import home_picture
 from site_browser import serve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,7 @@ CONFIGURATION = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
 project = "A book"
-extensions = ["page_extension"]
+extensions = ["sphinx_ext.page"]
 templates_path = [{str(ROOT / "book" / "_templates")!r}]
 html_theme, root_doc, html_title = "basic", "intro", "A book"
 html_additional_pages = {{"404": "404.html"}}
@@ -131,7 +132,7 @@ def test_the_picture_shows_what_attnlib_computes():
     for name, places in (("home", home_picture.WIDE), ("home_narrow", home_picture.NARROW)):
         drawn = home_picture.picture(weights, places)
         stored = (STATIC / f"{name}.svg").read_text("utf-8")
-        assert stored == drawn, "run python tools/home_picture.py --card"
+        assert stored == drawn, "run python tools home_picture --card"
     shown = [f"{weight:.3f}" for weight in weights[home_picture.HE].tolist()]
     assert shown == ["0.003", "0.003", "0.983", "0.003", "0.003", "0.003"]
     layout = (ROOT / "book/_templates/layout.html").read_text("utf-8")

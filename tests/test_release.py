@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-import release
-from chapters import BookError
-
 import attnlib
+import release
+from bookkit.chapters import BookError
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKED = ["attnlib", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"]
@@ -97,7 +94,8 @@ def build(root: Path, out: Path) -> dict[str, bytes]:
     """The archives, built by the tool in a process of its own."""
     command = [
         sys.executable,
-        ROOT / "tools" / "release.py",
+        ROOT / "tools",
+        "release",
         "--root",
         root,
         "--build",

@@ -15,13 +15,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+
+from bookkit.grammar import CAPTION, CHAPTER
 from site_browser import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = (1440, 360)
 ORIGINS = ("served", "file")
 MAX_PAGE_BYTES = 500_000  # without MathJax
-CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)(: .+)?\s*\n")
 
 
 def pages_of_toc() -> list[str]:
@@ -31,7 +32,7 @@ def pages_of_toc() -> list[str]:
 
 
 PAGES = pages_of_toc()
-CHAPTERS = [page for page in PAGES if re.match(r"\d\d_|[A-Z]_", page)]
+CHAPTERS = [page for page in PAGES if CHAPTER.match(page)]
 
 
 def code_cells(chapter: str) -> list[tuple[str, str, list[str]]]:
@@ -100,13 +101,14 @@ def test_package_cells_carry_their_file_name(
 ) -> None:
     expected = []
     for cell_id, source, _ in code_cells(chapter):
-        if match := CAPTION.match(source):
+        first, _, listing = source.partition("\n")
+        if match := CAPTION.fullmatch(first):
             label = f"cell-{chapter.partition('_')[0]}-{cell_id}"
-            shown_as = "folded" if match[2] else match[1]
-            expected.append((label, shown_as, source[match.end() :].strip()))
+            file = f"attnlib/{match[1]}.py"
+            expected.append((label, "folded" if match[2] else file, listing.strip()))
             if match[2]:
                 line = soups[chapter].find(id=label).select_one("summary").get_text()
-                assert match[1] in line and match[2] in line
+                assert file in line and match[2] in line
     assert expected or not chapter[0].isdigit()  # an appendix may have none
     shown = [
         (

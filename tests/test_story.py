@@ -1,20 +1,15 @@
 """A chapter carries its reader: what is open on the page, and what is one click away."""
 
 import ast
-import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-from chapters import exported_module, folded, read_chapters
-from equations import EQUATION
+from bookkit.chapters import exported_module, read_chapters
+from bookkit.grammar import CLOSED, EQUATION, folded, only_python
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
-CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
 CHAPTERS = [c for c in read_chapters(ROOT) if not c.is_appendix]
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 
@@ -23,17 +18,13 @@ def is_open(cell):
     return not folded(cell.source) and not CLOSED & set(cell.metadata.get("tags", []))
 
 
-def code_cells(chapter):
-    return [cell for cell in chapter.cells if cell.cell_type == "code"]
-
-
 def lines(cell):
     return sum(bool(line.strip()) for line in cell.source.splitlines())
 
 
 @each_chapter
 def test_the_package_keeps_out_of_the_way(chapter):
-    shown = [cell for cell in code_cells(chapter) if is_open(cell)]
+    shown = [cell for cell in chapter.code_cells if is_open(cell)]
     listings = [cell for cell in shown if exported_module(chapter, cell)]
     for cell in listings:
         assert lines(cell) <= LONGEST, f"{chapter.where(cell)}: {lines(cell)} lines"
@@ -43,7 +34,7 @@ def test_the_package_keeps_out_of_the_way(chapter):
 
 def names_of(cell):
     """What a cell defines, and what it uses, at its top level or inside."""
-    nodes = list(ast.walk(ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.M))))
+    nodes = list(ast.walk(ast.parse(only_python(cell.source))))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     made = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     made |= {
@@ -60,7 +51,7 @@ def names_of(cell):
 def test_nothing_open_needs_what_is_folded(chapter):
     """A reader of the open code alone finds every name that it uses."""
     seen, hidden = set(), {}
-    for cell in code_cells(chapter):
+    for cell in chapter.code_cells:
         made, used = names_of(cell)
         if is_open(cell):
             missing = {name: hidden[name] for name in used & hidden.keys() - seen - made}
@@ -98,7 +89,7 @@ def test_a_chapter_is_short_and_its_marks_lead_to_checks(chapter, site, page):
     marks = page.eval_on_selector_all(
         ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
     )
-    text = "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
+    text = "\n".join(cell.source for cell in chapter.text_cells)
     assert len(marks) == sum(bool(match[2]) for match in EQUATION.finditer(text))
     for place in sorted({place for place in marks if place.startswith("#")}):
         page.evaluate("place => { location.hash = place; }", place)

@@ -1,6 +1,7 @@
 """The tools of tools/, tried on tiny books."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+from bookkit import chapters, execute, normalize, tangle
 
-import chapters
-import execute
-import normalize
-import tangle
-
-TOOLS = Path(tangle.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / "tools"
 
 BASE = '''# attnlib/base.py
 """What comes first."""
@@ -116,7 +113,7 @@ def sources(root, name="01_first"):
     return {cell.id: cell.source for cell in notebook.cells}
 
 
-@pytest.mark.parametrize("path", sorted(TOOLS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(TOOLS.rglob("*.py")), ids=lambda path: path.stem)
 def test_a_program_is_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 150
 
@@ -124,7 +121,23 @@ def test_a_program_is_short(path):
 def test_each_program_has_its_line():
     lines = (TOOLS / "README.md").read_text(encoding="utf-8").splitlines()
     named = [line.split("`")[1] for line in lines if line.startswith("| `")]
-    assert sorted(named) == sorted(path.name for path in TOOLS.glob("*.py"))
+    assert sorted(named) == sorted(path.name for path in TOOLS.rglob("*.py"))
+
+
+NAMING = ["Makefile", "*.md", ".*.yaml", ".ci/run", ".github/workflows/*.yml", "book/*.md"]
+NAMING += ["tools/**/*.py", "tests/**/*.py", "benchmarks/*.py"]
+
+
+def test_programs_and_files_that_are_named_exist():
+    paths = [path for pattern in NAMING for path in ROOT.glob(pattern)]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    files = set(re.findall(r"\b(?:tools|tests|benchmarks)/[\w/]+\.\w+", text))
+    missing = {file for file in files if not (ROOT / file).exists()}
+    assert missing <= {"tests/test_it.py", "tests/test_three.py"}  # of tiny books
+    listed = subprocess.run([sys.executable, TOOLS], capture_output=True, encoding="utf-8")
+    programs = re.findall(r"\w+", listed.stderr.partition("of: ")[2])
+    called = set(re.findall(r"(?:python\"?|\$\(RUN\)) tools (\w+)", text))
+    assert "tangle" in called and called <= {"NAME", *programs}
 
 
 # tangle
@@ -134,7 +147,7 @@ def test_a_module_reads_as_if_written_by_hand(root):
     assert (
         (root / "attnlib/base.py").read_text(encoding="utf-8")
         == '''\
-# Made by tools/tangle.py from book/01_first.ipynb; see CONTRIBUTING.md.
+# Made from book/01_first.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """What comes first.
 
 Derived in chapter 1, "First" (book/01_first.ipynb).
@@ -155,7 +168,7 @@ def root(x):
     assert (
         (root / "attnlib/deep/other.py").read_text(encoding="utf-8")
         == '''\
-# Made by tools/tangle.py from book/01_first.ipynb; see CONTRIBUTING.md.
+# Made from book/01_first.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """What builds on it.
 
 In two paragraphs.
@@ -190,7 +203,7 @@ def test_a_module_edited_by_hand_is_stale(root, capsys):
     out = capsys.readouterr().out
     assert "attnlib/base.py differs from book/01_first.ipynb: cell c1\n" in out
     assert "-    return x / 2\n+    return x / 3" in out
-    assert "make chapters" in out and "tools/tangle.py --update" in out
+    assert "make chapters" in out and "python tools tangle --update" in out
     assert "x / 3" in (root / "attnlib/base.py").read_text(), "--check wrote a file"
 
 
@@ -234,7 +247,7 @@ def test_update_and_tangle_are_inverse(root):
     """Many edits at once; the module is then as it was edited, and its chapter makes it."""
     module = root / "attnlib/deep/other.py"
     edited = '''\
-# Made by tools/tangle.py from book/01_first.ipynb; see CONTRIBUTING.md.
+# Made from book/01_first.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """What builds on it, better.
 
 Derived in chapter 1, "First" (book/01_first.ipynb).
@@ -425,7 +438,8 @@ def test_help_and_exit_status_on_the_command_line(root):
     def call(*options):
         command = [
             sys.executable,
-            str(TOOLS / "tangle.py"),
+            str(TOOLS),
+            "tangle",
             "--root",
             str(root),
             *options,
@@ -506,7 +520,7 @@ def test_what_has_changed_is_found(root):
     assert len(outside) == 2
     env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)}
     done = subprocess.run(
-        [sys.executable, TOOLS / "execute.py", "--root", root, "changed"],
+        [sys.executable, TOOLS, "execute", "--root", root, "changed"],
         env=env,
         capture_output=True,
         encoding="utf-8",
@@ -585,7 +599,8 @@ def test_an_exported_definition_has_its_name_before_a_heading(tmp_path):
 def call_equations(root, *options):
     command = [
         sys.executable,
-        str(TOOLS / "equations.py"),
+        str(TOOLS),
+        "equations",
         "--root",
         str(root),
         *options,

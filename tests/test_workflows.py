@@ -74,11 +74,6 @@ def test_a_misspelled_key_is_found(tmp_path):
     assert schema("vendor.github-workflows", path).returncode
 
 
-def test_tools_that_are_called_exist():
-    called = set(re.findall(r"(?:tools|tests|benchmarks)/\w+\.py", "".join(TEXTS.values())))
-    assert called and all((ROOT / name).is_file() for name in called), called
-
-
 def test_actions_are_pinned_to_one_commit_with_its_version():
     used: dict[str, set[str]] = {}
     for file, text in TEXTS.items():

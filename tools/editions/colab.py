@@ -13,18 +13,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from address import Address, address
-from chapters import Chapter, parser, read_chapters, run
-from chapters import folded as is_folded
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from normalize import METADATA
-from plain import Plain
-from release import versions
-from setup_cell import FILE, FOLDER, setup_code
 
-SOLUTION = re.compile(r"# (Solution (\w+\.\d+).*)")
-FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+from address import Address, address
+from bookkit.chapters import Chapter, parser, read_chapters, run
+from bookkit.grammar import CLOSED, SOLUTION
+from bookkit.grammar import folded as is_folded
+from bookkit.normalize import METADATA
+from editions.plain import Plain
+from editions.setup_cell import FILE, FOLDER, setup_code
+from release import versions
+
 GPU = re.compile(r"^\s*(?:import|from) triton\b", re.MULTILINE)
 GPU_HINT = """\
 > **With a GPU.** In Colab, choose *Runtime → Change runtime type* and a GPU, before you run
@@ -38,7 +38,7 @@ LICENSE = "Code: MIT. Text and figures: CC BY 4.0."
 
 def edition(chapter: Chapter, plain: Plain, setup: str) -> NotebookNode:
     """The chapter as a notebook that stands alone."""
-    uses_gpu = any(GPU.search(c.source) for c in chapter.cells if c.cell_type == "code")
+    uses_gpu = any(GPU.search(cell.source) for cell in chapter.code_cells)
     first = new_code_cell(setup, id="setup", metadata=folded())
     cells, asked = [first], ""
     for cell in chapter.cells:
@@ -49,8 +49,8 @@ def edition(chapter: Chapter, plain: Plain, setup: str) -> NotebookNode:
             if uses_gpu and text.startswith("# "):
                 cells.append(new_markdown_cell(GPU_HINT, id="gpu"))
             continue
-        if (solution := SOLUTION.match(cell.source)) and solution[2] != asked:
-            asked = solution[2]
+        if (solution := SOLUTION.match(cell.source)) and solution[1] != asked:
+            asked = solution[1]
             name = f"your-turn-{asked.replace('.', '-')}"
             cells.append(new_code_cell("# Your turn", id=name))
         cells += code_cells(chapter, cell, plain)
@@ -63,7 +63,7 @@ def edition(chapter: Chapter, plain: Plain, setup: str) -> NotebookNode:
 
 def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[NotebookNode]:
     """A code cell, and the caption of its figure below it."""
-    tags = FOLDED.intersection(cell.metadata.get("tags", []))
+    tags = CLOSED.intersection(cell.metadata.get("tags", []))
     source = plain.code(FILE.sub(rf'"{FOLDER}/\2"', cell.source))
     closed = tags or is_folded(source)
     made = new_code_cell(source, id=cell.id, metadata=folded() if closed else {})
@@ -88,7 +88,7 @@ def folded() -> dict[str, object]:
 
 def closing(chapter: Chapter, plain: Plain) -> str:
     """What the chapter cites, where it is from, and its license."""
-    texts = [cell.source for cell in chapter.cells if cell.cell_type == "markdown"]
+    texts = [cell.source for cell in chapter.text_cells]
     captions = [
         cell.metadata.get("mystnb", {}).get("figure", {}).get("caption", "")
         for cell in chapter.cells

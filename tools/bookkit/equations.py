@@ -15,11 +15,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from chapters import BookError, Chapter, parser, read_chapters, run, write_text
+from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
+from bookkit.grammar import CHECKS, COMMENT, EQUATION, LABEL, only_python
 
-LABEL = r"eq-[a-z0-9-]*[a-z0-9]"
-EQUATION = re.compile(r"\$\$(.+?)\$\$(?:[ \t]*\(([^()\n]+)\))?", re.DOTALL)
-COMMENT = re.compile(r"\s*<!--([^|>]*)\|([^|>]*)\|([^|>]*)-->")
 HEAD = """\
 # Equations
 
@@ -48,7 +46,7 @@ class Equation:
 def equations(chapter: Chapter, faults: list[str]) -> list[Equation]:
     """The labeled equations of a chapter, each with the comment that follows it."""
     found = []
-    for cell in (cell for cell in chapter.cells if cell.cell_type == "markdown"):
+    for cell in chapter.text_cells:
         for match in (m for m in EQUATION.finditer(cell.source) if m[2]):
             formula, label = re.sub(r"\s*(?<!\\)[.,;]?\s*$", "", match[1]).strip(), match[2]
             fault = f"{chapter.where(cell)}: {label}: "
@@ -75,14 +73,14 @@ def exists(symbol: str) -> bool:
 
 def checked(source: str, where: str, faults: list[str]) -> list[str]:
     """The labels that a piece of code checks, as its comments say."""
-    source = re.sub(r"^[%!].*", "", source, flags=re.MULTILINE)  # IPython's, not Python's
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        lines = io.StringIO(only_python(source)).readline
+        tokens = list(tokenize.generate_tokens(lines))
     except (tokenize.TokenError, SyntaxError) as error:
         raise BookError(f"{where}: not Python: {error}") from error
-    comments = "".join(t.string + "\n" for t in tokens if t.type == tokenize.COMMENT)
-    said = re.findall(r"^#\s*checks\s+(eq-.*)", comments, re.MULTILINE)
-    labels = [label for line in said for label in re.findall(LABEL, line)]
+    comments = [CHECKS.match(t.string) for t in tokens if t.type == tokenize.COMMENT]
+    said = [match[2].split(", ") for match in comments if match and match[1] == "checks"]
+    labels = [label for names in said for label in names]
     names = [t.string for t in tokens if t.type == tokenize.NAME]
     if labels and not any(name.startswith("assert") for name in names):
         faults.append(f"{where}: checks {', '.join(labels)}, but has no assert")
@@ -93,14 +91,14 @@ def find_checks(chapters: list[Chapter], root: Path, faults: list[str]) -> Links
     """For each label, links to the cells and the names of the test files that check it."""
     checks: Links = defaultdict(list)
     for chapter in chapters:
-        for cell in (cell for cell in chapter.cells if cell.cell_type == "code"):
+        for cell in chapter.code_cells:
             for label in checked(cell.source, chapter.where(cell), faults):
                 text, target = chapter.called, f"<cell-{chapter.key}-"
                 if before := sum(target in link for link in checks[label]):
                     text += f" ({before + 1})"
                 checks[label].append(f"{{ref}}`{text} {target}{cell.id}>`")
-    for path in sorted((root / "tests").glob("*.py")):
-        name = f"tests/{path.name}"
+    for path in sorted((root / "tests").rglob("*.py")):
+        name = path.relative_to(root).as_posix()
         for label in dict.fromkeys(checked(path.read_text(encoding="utf-8"), name, faults)):
             checks[label].append(f"`{name}`")
     return checks
@@ -139,7 +137,7 @@ def main() -> int:
     path = args.root / "book" / "equations.md"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         if args.check:
-            raise BookError("book/equations.md is out of date; run tools/equations.py")
+            raise BookError("book/equations.md is out of date; run python tools equations")
         write_text(path, text)
         print("book/equations.md: written")
     return 0

@@ -1,4 +1,4 @@
-"""Pack the built site for reading without a network: python tools/offline_zip.py OUT.zip
+"""Pack the built site for reading without a network: python tools offline_zip OUT.zip
 
 Whoever unpacks it opens index.html. The same site gives the same bytes. Build the site
 first.
@@ -8,7 +8,9 @@ import argparse
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-SITE = Path(__file__).resolve().parent.parent / "_build" / "html"
+from bookkit.chapters import ROOT
+
+SITE = ROOT / "_build" / "html"
 FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest date that a ZIP file can hold
 ONLINE = {".buildinfo", "404.html", "objects.inv", "sitemap.xml"}  # no use on a disk
 

@@ -3,8 +3,10 @@
 import re
 from typing import Any
 
-from normalize import slug
 from sphinx.application import Sphinx
+
+from bookkit.grammar import LABEL
+from bookkit.normalize import slug
 
 
 def keep_returns_whole(
@@ -29,7 +31,7 @@ def link_sources(
     for i, line in enumerate(lines):
         if line.startswith("Source:"):
             lines[i] = re.sub(r"\bchapter (\d+)|\bappendix ([A-Z])", link, line, count=1)
-        lines[i] = re.sub(r"(?<!`)\beq-[a-z0-9-]*[a-z0-9]", r":eq:`\g<0>`", lines[i])
+        lines[i] = re.sub(rf"(?<!`)\b{LABEL}", r":eq:`\g<0>`", lines[i])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

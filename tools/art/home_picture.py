@@ -14,10 +14,10 @@ from pathlib import Path
 from string import Template
 
 import torch
-from chapters import parser, run, write_text
 from torch.nn import functional as F
 
 from attnlib import flash_attention
+from bookkit.chapters import parser, run, write_text
 
 HERE = Path(__file__).parent
 WORDS = ["Anna", "thanked", "Ben", "because", "he", "helped"]
@@ -105,6 +105,7 @@ def picture(weights: torch.Tensor, places: dict[str, int | str]) -> str:
 def draw_card(wide: str, path: Path) -> None:
     """The sentence under the book's title, 1200 by 630 pixels."""
     from playwright.sync_api import sync_playwright
+
     from site_browser import ARGUMENTS, find_chromium
 
     drawing = wide.replace("0 0 760 402", "0 0 760 180").replace('height="402"', "")

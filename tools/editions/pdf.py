@@ -1,4 +1,4 @@
-"""Make a PDF of the whole book from the built site: python tools/pdf.py OUT.pdf
+"""Make a PDF of the whole book from the built site: python tools pdf OUT.pdf
 
 Chromium prints the page that one_page.py makes: once to learn on which page everything
 comes to stand, and again with these numbers in it. Build the site first.
@@ -8,12 +8,14 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from one_page import document
 from playwright.sync_api import Browser, Page, sync_playwright
 from pypdf import PdfReader
+
+from bookkit.chapters import ROOT
+from editions.one_page import document
 from site_browser import ARGUMENTS, find_chromium
 
-SITE = Path(__file__).resolve().parent.parent / "_build" / "html"
+SITE = ROOT / "_build" / "html"
 # What is wider than the paper is drawn smaller.
 SHRINK = """() => {
   for (const box of document.querySelectorAll(

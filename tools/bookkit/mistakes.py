@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chapters import BookError, Chapter
+from bookkit.chapters import BookError, Chapter
 
 KINDS = ("misunderstanding", "shortcut")
 

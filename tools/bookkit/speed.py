@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from chapters import BookError, parser, run, write_text
+from bookkit.chapters import BookError, parser, run, write_text
 
 BLOCK = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
 PASSES = ("forward", "both")
@@ -107,7 +107,7 @@ def main() -> int:
         raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
     if new != old:
         if args.check:
-            raise BookError("book/engineers.md is out of date; run tools/speed.py")
+            raise BookError("book/engineers.md is out of date; run python tools speed")
         write_text(path, new)
         print("book/engineers.md: written")
     return 0

@@ -18,11 +18,12 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from chapters import BookError, Chapter, parser, read_chapters, run
-from equations import checked, equations
-from execute import select
-from mistakes import Fault, read_faults
-from stage import Calls, Stage, prepare
+from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
+from bookkit.equations import checked, equations
+from bookkit.execute import select
+from bookkit.grammar import SOLUTION
+from bookkit.mistakes import Fault, read_faults
+from bookkit.stage import Calls, Stage, prepare
 
 
 def patched(stage: Stage, fault: Fault) -> dict[int, str]:
@@ -42,11 +43,11 @@ def patched(stage: Stage, fault: Fault) -> dict[int, str]:
 def judge(stage: Stage, fault: Fault) -> tuple[int, Callable[[], str]]:
     """The cell before which a fault is planted, and what then says why it is not caught."""
     if fault.kind != "equation":
-        solution = re.compile(rf"# Solution {re.escape(fault.subject)}$", re.MULTILINE)
-        found = [i for i, source in enumerate(stage.sources) if solution.match(source)]
-        if not found:
+        found = [m[1] if (m := SOLUTION.match(s)) else "" for s in stage.sources]
+        if fault.subject not in found:
             raise BookError(f"{fault}\n  no cell starts with # Solution {fault.subject}")
-        return found[0], lambda: unless_caught(stage.attempt_code(fault.answer))
+        first = found.index(fault.subject)
+        return first, lambda: unless_caught(stage.attempt_code(fault.answer))
     changes = patched(stage, fault)
     return min(changes), lambda: unless_seen(stage, fault.subject, changes)
 

@@ -6,7 +6,6 @@ import ast
 import builtins
 import linecache
 import os
-import re
 import signal
 import symtable
 import sys
@@ -15,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from chapters import Chapter
-from statements import global_names
+from bookkit.chapters import Chapter
+from bookkit.grammar import only_python
+from bookkit.statements import global_names
 
 SECONDS = 120  # of computing, for one fork: what never ends is ended
 
@@ -25,8 +25,8 @@ class Stage:
     """The code cells of a chapter and the namespace that they share."""
 
     def __init__(self, chapter: Chapter) -> None:
-        self.cells = [cell for cell in chapter.cells if cell.cell_type == "code"]
-        self.sources = [plain(cell.source) for cell in self.cells]
+        self.cells = chapter.code_cells
+        self.sources = [only_python(cell.source) for cell in self.cells]
         self.module = ModuleType("__main__")
         self.module.__dict__["__builtins__"] = builtins
 
@@ -72,11 +72,6 @@ class Stage:
     def attempt_code(self, source: str) -> str:
         """In a fork: what some other code does at this point of the chapter."""
         return in_a_fork(lambda: self.outcome("answer", source))
-
-
-def plain(source: str) -> str:
-    """The source without what only IPython understands."""
-    return re.sub(r"^[%!].*", "pass", source, flags=re.MULTILINE)
 
 
 def used(source: str) -> set[str]:

@@ -4,12 +4,13 @@ Links between pages become links inside the one page, what is folded away is ope
 solutions stand at the end.
 """
 
-import re
 from html import escape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup, Tag
+
+from bookkit.grammar import SOLUTION
 
 TITLE = "Attention, derived"
 
@@ -65,7 +66,7 @@ def take_solutions(article: Tag) -> list[Tag]:
     """The solutions, each replaced by a line that says where it stands."""
     taken = []
     for cell in article.select(".cell.solution"):
-        number = re.search(r"# Solution (\w+\.\d+)", cell.get_text())[1]
+        number = SOLUTION.search(cell.get_text())[1]
         target = f"solution-{number}"
         line = f'<p class="solution-link"><a href="#{target}">Solution {number}</a>, page '
         cell.replace_with(parse_fragment(f"{line}{page_of(target)}</p>"))

@@ -10,10 +10,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from chapters import BookError, Chapter, parser, read_chapters, run
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-from normalize import normalize
+
+from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
+from bookkit.normalize import normalize
 
 TIMEOUT = 600  # seconds a cell
 # Threads that wait for others sleep: on a busy machine they would take the others' time.

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from chapters import BookError, Chapter, exported_module
 from nbformat import NotebookNode
-from statements import Statement, refuse_imports, sections, statements
+
+from bookkit.chapters import BookError, Chapter, exported_module
+from bookkit.statements import Statement, refuse_imports, sections, statements
 
 
 @dataclass(eq=False)

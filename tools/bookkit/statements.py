@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chapters import BookError
+from bookkit.chapters import BookError
 
 
 @dataclass

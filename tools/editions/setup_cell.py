@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from address import Address
-from chapters import BookError, Chapter
+from bookkit.chapters import BookError, Chapter
 
 FOLDER = "attnlib-files"
 FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/([\w.-]+))"')  # as a chapter names it
@@ -61,14 +61,13 @@ def setup_code(chapter: Chapter, version: str, published: Address | None) -> str
 def needed_files(chapter: Chapter) -> list[Path]:
     """The files that the chapter's code reads from the repository."""
     found: dict[str, Path] = {}
-    for cell in chapter.cells:
-        if cell.cell_type == "code":
-            for name, _ in FILE.findall(cell.source):
-                path = chapter.path.parent / name
-                if not path.is_file():
-                    raise BookError(f"{chapter.where(cell)}: there is no file {name}")
-                if found.setdefault(path.name, path) != path:
-                    raise BookError(f"{chapter.where(cell)}: two files are {path.name}")
+    for cell in chapter.code_cells:
+        for name, _ in FILE.findall(cell.source):
+            path = chapter.path.parent / name
+            if not path.is_file():
+                raise BookError(f"{chapter.where(cell)}: there is no file {name}")
+            if found.setdefault(path.name, path) != path:
+                raise BookError(f"{chapter.where(cell)}: two files are {path.name}")
     return list(found.values())
 
 

@@ -6,7 +6,7 @@
   number of the chapter and ``cell-id`` the id of the cell in the notebook, or the name of
   what a listing defines.
 - A hidden cell that starts with ``# Solution`` is labeled "Show solution". What else is
-  folded, and the marks of the equations: tools/fold_extension.py.
+  folded, and the marks of the equations: tools/sphinx_ext/fold.py.
 - Plots keep their printed size; tables scroll inside themselves.
 - MathJax is served by the site itself, and a page loads only the files that it needs.
 """
@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from fold_extension import fold
-from normalize import slug
 from PIL import Image
 from sphinx.application import Sphinx
 
-ROOT = Path(__file__).resolve().parent.parent
-CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)(?::.*)?\s*(?:\n|$)")
+from bookkit.chapters import ROOT
+from bookkit.grammar import CAPTION, DEFINITION, SOLUTION
+from bookkit.normalize import slug
+from sphinx_ext.fold import fold
+
 CODE = re.compile(r'<div class="highlight"><pre>.*?</pre>', re.DOTALL)
 PLAIN = re.compile(r'<span class="(?:n|o|p|w)">([^<]*)</span>')
 SCRIPTS = {  # of the installed packages; the book's own, in book/_static, are all loaded
@@ -67,18 +68,18 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
     for listing in list(cell.findall(nodes.literal_block))[:1]:
         code = listing.astext()
         fold(cell, code)
-        if match := CAPTION.match(code):
-            title, code = match[1], code[match.end() :].lstrip("\n")
+        first, _, rest = code.partition("\n")
+        if match := CAPTION.fullmatch(first):
+            title, code = f"attnlib/{match[1]}.py", rest.lstrip("\n")
             listing.rawsource = code  # Sphinx highlights only where the two agree
             listing.children = [nodes.Text(code)]
-            defined = re.findall(r"^(?:class|def) (\w+)", code, re.MULTILINE)
-            names = {slug(name) for name in defined}  # a link to any of them leads here
+            names = set(map(slug, DEFINITION.findall(code)))  # links to them lead here
             cell["classes"].append("package-listing")
             caption = nodes.paragraph("", "", nodes.literal(title, title))
             caption["classes"].append("package-caption")
             if "hide_mode" not in cell:  # else the line that opens it says so
                 listing.parent.insert(0, caption)
-        elif code.startswith("# Solution"):
+        elif SOLUTION.match(code):
             cell["classes"].append("solution")
             cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"
     docname = app.env.docname

@@ -3,9 +3,11 @@
 import re
 import unicodedata
 
-from chapters import Chapter, exported_module, folded
 from nbformat import NotebookNode, from_dict
-from statements import statements
+
+from bookkit.chapters import Chapter, exported_module
+from bookkit.grammar import folded
+from bookkit.statements import statements
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

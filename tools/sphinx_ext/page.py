@@ -14,10 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
-from address import address
 from docutils import nodes
 from PIL import Image
 from sphinx.application import Sphinx
+
+from address import address
 
 LONGEST = 200  # characters of a description
 SIGNATURE = re.compile(r'(<span class="sig-paren">\(</span>)\s*<dl>(.*?)</dl>', re.DOTALL)
@@ -97,7 +98,7 @@ def lighten_plots(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Connect the functions above, after those of book_extension."""
+    """Connect the functions above, after those of book.py."""
     # With another address, all pages are written anew.
     app.add_config_value("published", lambda config: address(), "html")
     app.connect("html-page-context", tell, priority=910)

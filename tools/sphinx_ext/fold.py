@@ -11,15 +11,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-from chapters import CAPTION, CHECKS, read_chapters
 from docutils import nodes
-from equations import LABEL, equations, find_checks
 from sphinx.application import Sphinx
 
-ROOT = Path(__file__).resolve().parent.parent
+from bookkit.chapters import ROOT, read_chapters
+from bookkit.equations import equations, find_checks
+from bookkit.grammar import CAPTION, CHECKS, DEFINITION, LABEL
+
 NUMBER = re.compile(
     r'(<div class="math[^>]*id="equation-([\w-]+)">\s*<span class="eqno">\([\d.]+\))'
 )
@@ -35,7 +35,7 @@ def fold(cell: nodes.container, code: str) -> None:
     first, _, rest = code.partition("\n")
     line = ""
     if (match := CAPTION.fullmatch(first)) and match[2]:
-        names = re.findall(r"^(?:class|def) (\w+)", rest, re.MULTILINE)
+        names = DEFINITION.findall(rest)
         lines = sum(bool(text.strip()) for text in rest.splitlines())
         shown = [f"attnlib/{match[1]}.py", ", ".join(names), f"{lines} lines"]
         line = f"{' · '.join(filter(None, shown))}: {match[2]}"

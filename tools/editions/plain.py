@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from chapters import BookError
 from pybtex.backends.markdown import Backend
 
+from bookkit.chapters import BookError
+from bookkit.grammar import EQUATION, LABEL
+
 COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
-LABEL = re.compile(r"\beq-[a-z0-9-]*[a-z0-9]")
-EQUATION = re.compile(rf"\s*\$\$[ \t]*\(({LABEL.pattern})\)")  # how a numbered one ends
 ROLE = re.compile(r"\{([a-z]+(?::[a-z]+)?)\}`(?:([^`<]*?)\s*<)?([^`<>]+)>?`")
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)\s]*)\)")  # to a place in the book
 BOXES = "admonition|attention|caution|hint|important|note|tip|warning"
@@ -33,7 +33,7 @@ class Plain:
     def __init__(self, built: Path, site: str | None) -> None:
         stored = built / "_build" / ".doctrees" / "environment.pickle"
         if not stored.is_file():
-            raise BookError("the book is not built: run tools/build_book.py")
+            raise BookError("the book is not built: run python tools build_book")
         env = pickle.loads(stored.read_bytes())
         self.site = site
         self.places = places(env)
@@ -53,7 +53,10 @@ class Plain:
             return self.link(match[1], f"{path}.html{mark}{anchor}")
 
         def tag(match: re.Match[str]) -> str:
-            return f" \\tag{{{self.number(match[1]).strip('()')}}}\n$$"
+            if not match[2]:
+                return match[0]
+            number = self.number(match[2]).strip("()")
+            return f"$${match[1].rstrip()} \\tag{{{number}}}\n$$"
 
         try:
             text = EQUATION.sub(tag, source)
@@ -64,12 +67,12 @@ class Plain:
         except KeyError as error:
             raise BookError(f"{where}: the site has no {error}; build it again") from error
         if left := LEFT.search(text):
-            raise BookError(f"{where}: tools/plain.py can't turn {left[0]!r} into Markdown")
+            raise BookError(f"{where}: editions/plain.py can't turn {left[0]!r} into text")
         return text
 
     def code(self, source: str) -> str:
         """Code whose comments and docstrings name equations by number."""
-        return LABEL.sub(lambda match: self.number(match[0]), source)
+        return re.sub(rf"\b{LABEL}", lambda match: self.number(match[0]), source)
 
     def number(self, label: str) -> str:
         return self.places["eq", label][0]

@@ -10,11 +10,9 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-# The first lines of cells, which say what a cell is; the site folds those with a sentence.
-CAPTION = re.compile(r"# attnlib/((?:[a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*)\.py(?:: +(.+))?\s*")
-CHECKS = re.compile(
-    r"# (checks|illustrates) (eq-[a-z0-9-]+(?:, eq-[a-z0-9-]+)*)(?:: +(.+))?"
-)
+from bookkit.grammar import CAPTION, CHAPTER
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class BookError(Exception):
@@ -58,11 +56,18 @@ class Chapter:
         return self.notebook.cells
 
     @property
+    def code_cells(self) -> list[NotebookNode]:
+        return [cell for cell in self.cells if cell.cell_type == "code"]
+
+    @property
+    def text_cells(self) -> list[NotebookNode]:
+        return [cell for cell in self.cells if cell.cell_type == "markdown"]
+
+    @property
     def title(self) -> str:
-        for cell in self.cells:
-            if cell.cell_type == "markdown":
-                for title in re.findall(r"^# +(.+?) *$", cell.source, re.MULTILINE):
-                    return title
+        for cell in self.text_cells:
+            if found := re.search(r"^# +(.+?) *$", cell.source, re.MULTILINE):
+                return found[1]
         raise BookError(f"{self.file}: no title, a markdown heading that starts with '# '")
 
     @property
@@ -84,7 +89,7 @@ def read_chapters(root: Path) -> list[Chapter]:
     """The chapters of the book, in order; the appendices come last."""
     chapters: list[Chapter] = []
     for path in sorted((root / "book").glob("*.ipynb")):
-        if not re.match(r"\d\d_|[A-Z]_", path.name):
+        if not CHAPTER.match(path.name):
             continue
         try:
             notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
@@ -109,13 +114,6 @@ def exported_module(chapter: Chapter, cell: NotebookNode) -> str | None:
     raise BookError(f"{where}: the caption {caption!r} should read '# attnlib/<module>.py'")
 
 
-def folded(source: str) -> bool:
-    """Whether a cell says what is in it, so that the site and Jupyter can fold it."""
-    first = source.partition("\n")[0]
-    match = CAPTION.fullmatch(first) or CHECKS.fullmatch(first)
-    return bool(match and match[match.re.groups])
-
-
 def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")
@@ -126,8 +124,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    root = Path(__file__).resolve().parent.parent
-    made.add_argument("--root", type=Path, default=root, help="the repository (this one)")
+    made.add_argument("--root", type=Path, default=ROOT, help="the repository (this one)")
     return made
 
 

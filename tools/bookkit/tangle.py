@@ -14,17 +14,17 @@ import textwrap
 from itertools import islice
 from pathlib import Path
 
-from chapters import BookError, parser, read_chapters, run, write_text
-from modules import Module, read_modules
-from statements import formatted, sections
+from bookkit.chapters import BookError, parser, read_chapters, run, write_text
+from bookkit.modules import Module, read_modules
+from bookkit.statements import formatted, sections
 
 DERIVED = re.compile(
     r'\s+Derived\s+in\s+(?:chapter|appendix)\s+\w+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
 )
-MADE = "# Made by tools/tangle.py from {}; see CONTRIBUTING.md.\n"
+MADE = "# Made from {} by tools/bookkit; see CONTRIBUTING.md.\n"
 REMEDY = """
 If the chapter is right, run: make chapters
-If the module is right, run:  python tools/tangle.py --update"""
+If the module is right, run:  python tools tangle --update"""
 
 
 def assembled(module: Module, root: Path) -> str:
