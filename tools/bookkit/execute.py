@@ -56,7 +56,9 @@ def report(chapter: Chapter, running: list[NotebookNode], error: Exception) -> s
 
 
 def changed(root: Path) -> set[str]:
-    """The names of the files in book/ and attnlib/ that differ from the last commit.
+    """The names of files in book/ and attnlib/, and of folders there, that hold a change.
+
+    The last commit is what they are compared with.
 
     Raises:
         BookError: Git does not know the folder.
@@ -65,7 +67,8 @@ def changed(root: Path) -> set[str]:
     done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise BookError(f"no way to tell what has changed: {done.stderr.strip()}")
-    return {Path(line[3:].strip('"')).stem for line in done.stdout.splitlines()}
+    paths = [Path(line[3:].strip('"')) for line in done.stdout.splitlines()]
+    return {name for path in paths for name in (path.stem, path.parent.name)}
 
 
 def select(chapters: list[Chapter], names: list[str], root: Path) -> list[Chapter]:

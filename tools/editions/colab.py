@@ -65,7 +65,7 @@ def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[Noteb
     """A code cell, and the caption of its figure below it."""
     tags = CLOSED.intersection(cell.metadata.get("tags", []))
     source = plain.code(FILE.sub(rf'"{FOLDER}/\2"', cell.source))
-    closed = tags or is_folded(source)
+    closed = tags or is_folded(cell.source)
     made = new_code_cell(source, id=cell.id, metadata=folded() if closed else {})
     if closed:
         made.source = re.sub(r"\A# (?!@)", "# @title ", source)
