@@ -79,8 +79,7 @@ def checked(source: str, where: str, faults: list[str]) -> list[str]:
     except (tokenize.TokenError, SyntaxError) as error:
         raise BookError(f"{where}: not Python: {error}") from error
     comments = [CHECKS.match(t.string) for t in tokens if t.type == tokenize.COMMENT]
-    said = [match[2].split(", ") for match in comments if match and match[1] == "checks"]
-    labels = [label for names in said for label in names]
+    labels = [label for match in comments if match for label in match[2].split(", ")]
     names = [t.string for t in tokens if t.type == tokenize.NAME]
     if labels and not any(name.startswith("assert") for name in names):
         faults.append(f"{where}: checks {', '.join(labels)}, but has no assert")

@@ -90,11 +90,17 @@ def find_marks(app: Sphinx) -> None:
     chapters = read_chapters(ROOT)
     links = find_checks(chapters, ROOT, [])
     pages = {chapter.key: chapter.name for chapter in chapters}
+    cells = [cell for chapter in chapters for cell in chapter.code_cells]
+    lines = [CHECKS.match(line) for cell in cells for line in cell.source.splitlines()]
+    said = [match[2] for match in lines if match and match[1] == "illustrates"]
+    illustrated = {label for labels in said for label in labels.split(", ")}
     app.config.marks = {}
     for equation in (e for chapter in chapters for e in equations(chapter, [])):
         places = re.findall(r"<(cell-(\w+?)-[^>]+)>", " ".join(links[equation.label]))
         if places:
             kind = "" if equation.source.startswith("definition") else "checks"
+            if equation.label in illustrated:
+                kind = "illustrates"
             app.config.marks[equation.label] = kind, pages[places[0][1]], places[0][0]
 
 
