@@ -8,18 +8,13 @@
 - A hidden cell that starts with ``# Solution`` is labeled "Show solution". What else is
   folded, and the marks of the equations: tools/sphinx_ext/fold.py.
 - Plots keep their printed size; tables scroll inside themselves.
-- MathJax is served by the site itself, and a page loads only the files that it needs.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
-import shutil
 import sys
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +26,6 @@ from bookkit.chapters import ROOT
 from bookkit.grammar import CAPTION, DEFINITION, SOLUTION
 from bookkit.normalize import slug
 from sphinx_ext.fold import fold
-
-CODE = re.compile(r'<div class="highlight"><pre>.*?</pre>', re.DOTALL)
-PLAIN = re.compile(r'<span class="(?:n|o|p|w)">([^<]*)</span>')
-SCRIPTS = {  # of the installed packages; the book's own, in book/_static, are all loaded
-    "_static/documentation_options.js",
-    "_static/doctools.js",
-    "_static/sphinx_highlight.js",
-    "_static/clipboard.min.js",
-    "_static/copybutton.js",
-    "_static/mathjax/tex-svg-full.js",
-}
 
 
 def shape_page(app: Sphinx, doctree: nodes.document) -> None:
@@ -100,39 +84,9 @@ def size_plot(app: Sphinx, image: nodes.image) -> None:
             image["width"] = f"{round(100 * picture.width / dpi)}px"
 
 
-def load_only_needed(
-    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
-) -> None:
-    """Keep pages light: the book's own files, SCRIPTS, and no markup without effect."""
-
-    def needed(file: Any) -> bool:
-        name = str(getattr(file, "filename", file) or "")
-        if not name:  # inline: the configuration of MathJax
-            return "MathJax" in file.attributes.get("body", "")
-        return name in SCRIPTS or Path(app.srcdir, name).is_file()
-
-    for files in ("css_files", "script_files"):
-        context[files] = [file for file in context[files] if needed(file)]
-    if "body" in context:  # names and punctuation have no color of their own
-        thinner = partial(PLAIN.sub, r"\1")
-        context["body"] = CODE.sub(lambda code: thinner(code[0]), context["body"])
-    context["root_title"] = app.env.titles[app.config.root_doc].astext()
-
-
 def find_toc(app: Sphinx, config: Any) -> None:
     """Let ``--toc _toc.yml`` mean the file beside ``_config.yml``, not one in book/."""
     config.external_toc_path = str(ROOT / config.external_toc_path)
-
-
-def copy_mathjax(app: Sphinx) -> None:
-    """Put MathJax, one file, into the site."""
-    package = importlib.util.find_spec("sphinx-mathjax-offline")
-    if package is None or not package.submodule_search_locations:
-        raise ImportError("sphinx-mathjax-offline is missing: it holds the site's MathJax")
-    source = Path(package.submodule_search_locations[0], "static", "mathjax")
-    target = Path(app.outdir, "_static", "mathjax")
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source / "tex-svg-full.js", target)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -140,10 +94,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))  # autodoc documents this tree's attnlib
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it in any case
     app.connect("config-inited", find_toc, priority=100)
-    app.connect("builder-inited", copy_mathjax)
     # Sphinx copies a changed style or script only when it has some page to write.
     app.connect("env-get-outdated", lambda app, *_: [app.config.root_doc])
     app.connect("doctree-read", shape_page)
-    app.connect("html-page-context", load_only_needed, priority=900)
     # A change of this file rebuilds every page.
     return {"version": "1", "env_version": zlib.crc32(Path(__file__).read_bytes())}
