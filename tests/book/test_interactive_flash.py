@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+
 from touch import SMALL_TEXT, STATIC, press
 
 FRAGMENT = (STATIC / "flash_tiles.html").read_text(encoding="utf-8")

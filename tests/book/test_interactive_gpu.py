@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+
 from touch import STATIC
 
 GPU_FRAGMENT = (STATIC / "gpu_tiles.html").read_text(encoding="utf-8")

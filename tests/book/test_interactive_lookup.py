@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+
 from touch import SMALL_TEXT, STATIC
 
 FRAGMENT = (STATIC / "soft_lookup.html").read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+
 from touch import SMALL_TEXT, STATIC
 
 # Chapter 5: what one mixture of two numbers tells

@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from touch import SMALL_TEXT, STATIC
 
 from attnlib import FeedForwardNetwork
 from attnlib.backprop import SGD, Adam, Layer
+from touch import SMALL_TEXT, STATIC
 
 FRAGMENTS = {
     name: (STATIC / f"{name}.html").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-from touch import SMALL_TEXT, STATIC, press, tensor
 
 from attnlib import LayerNorm, ScaledDotProductAttention
+from touch import SMALL_TEXT, STATIC, press, tensor
 
 # Chapter 6: the prior times the softmax
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import torch
+
 from touch import SMALL_TEXT, STATIC, press, tensor
 
 FRAGMENT = (STATIC / "online_softmax.html").read_text(encoding="utf-8")

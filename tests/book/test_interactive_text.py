@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+
 from touch import STATIC
 
 # Chapter 9: what may follow "there", and a temperature.

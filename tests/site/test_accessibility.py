@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from test_site import CHAPTERS, PAGES
 
 from site_browser import serve
+from test_site import CHAPTERS, PAGES
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
 NUMBERED = [name for name in CHAPTERS if name[0].isdigit()]

@@ -1,9 +1,9 @@
 """A tiny book for each test of a tool."""
 
 import pytest
-from tiny_book import BASE, LATER, OTHER, ROOTS, code, run, write
 
 from bookkit import tangle
+from tiny_book import BASE, LATER, OTHER, ROOTS, code, run, write
 
 
 @pytest.fixture

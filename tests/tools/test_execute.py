@@ -6,9 +6,9 @@ import sys
 
 import nbformat
 from nbformat.v4 import new_output
-from tiny_book import BASE, ROOTS, TOOLS, code, refused, run, sources, write
 
 from bookkit import chapters, execute, normalize
+from tiny_book import BASE, ROOTS, TOOLS, code, refused, run, sources, write
 
 
 def test_chapters_run_in_place_twice_without_a_diff(root, capsys):

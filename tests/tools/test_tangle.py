@@ -5,9 +5,9 @@ import sys
 
 import pytest
 from nbformat.v4 import new_output
-from tiny_book import BASE, LATER, ROOTS, TOOLS, edit, refused, run, sources, write
 
 from bookkit import chapters, tangle
+from tiny_book import BASE, LATER, ROOTS, TOOLS, edit, refused, run, sources, write
 
 
 def test_a_module_reads_as_if_written_by_hand(root):
