@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -18,6 +19,14 @@ def test_each_program_has_its_line():
     lines = (TOOLS / "README.md").read_text(encoding="utf-8").splitlines()
     named = [line.split("`")[1] for line in lines if line.startswith("| `")]
     assert sorted(named) == sorted(path.name for path in TOOLS.rglob("*.py"))
+
+
+def test_every_room_of_the_tests_is_run():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = settings["tool"]["pytest"]["ini_options"]["testpaths"]
+    files = (ROOT / "tests").rglob("test_*.py")
+    rooms = {file.parent.relative_to(ROOT).as_posix() for file in files}
+    assert {"book", *rooms} == set(named)
 
 
 NAMING = ["Makefile", "*.md", ".*.yaml", ".ci/run", ".github/workflows/*.yml", "book/*.md"]
