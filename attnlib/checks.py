@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/A_contract.ipynb; see CONTRIBUTING.md.
+# Made from book/A_contract.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """What refuses bad input, and the conversion under autocast before it.
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/08_feed_forward.ipynb; see CONTRIBUTING.md.
+# Made from book/08_feed_forward.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The feed-forward network: two projections of each token with a bend between them.
 
 Derived in chapter 8, "Feed-forward network" (book/08_feed_forward.ipynb).

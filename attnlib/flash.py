@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/14_flash_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/14_flash_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Flash attention: exact attention in tiles, with memory linear in the number of tokens.
 
 Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/09_transformer.ipynb; see CONTRIBUTING.md.
+# Made from book/09_transformer.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Writing: one token drawn from the logits of a model.
 
 Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).

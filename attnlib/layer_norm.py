@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/07_layer_norm.ipynb; see CONTRIBUTING.md.
+# Made from book/07_layer_norm.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Layer normalization: each token to mean 0 and variance 1, then a learned scale.
 
 Derived in chapter 7, "Layer normalization" (book/07_layer_norm.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/01_scaled_dot_product.ipynb; see CONTRIBUTING.md.
+# Made from book/01_scaled_dot_product.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Masks: which query may attend to which key.
 
 Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb), and

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/05_multi_head.ipynb; see CONTRIBUTING.md.
+# Made from book/05_multi_head.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Multi-head attention: several attentions side by side, each in its own subspace.
 
 Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/13_online_softmax.ipynb; see CONTRIBUTING.md.
+# Made from book/13_online_softmax.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Softmax-weighted means block by block: partial results that can be merged.
 
 Derived in chapter 13, "Online softmax" (book/13_online_softmax.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/06_heads_to_plug_in.ipynb; see CONTRIBUTING.md.
+# Made from book/06_heads_to_plug_in.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """An attention that looks where a differential equation is violated.
 
 Derived in chapter 6, "Heads to plug in" (book/06_heads_to_plug_in.ipynb).

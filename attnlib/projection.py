@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/04_projection.ipynb; see CONTRIBUTING.md.
+# Made from book/04_projection.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The linear layer output = input · W + b, with W stored as the formula has it.
 
 Derived in chapter 4, "Projection" (book/04_projection.ipynb).

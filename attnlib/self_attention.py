@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/02_self_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/02_self_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Self-attention: queries, keys and values of one sequence, by three learned maps.
 
 Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).

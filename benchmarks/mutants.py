@@ -6,7 +6,7 @@ change, a fork of this process runs the tests that come by the line, those that 
 function, and the quick ones that come by none, which may read signatures, until one fails.
 
 Why no test can tell a survivor from the original, or none needs to, stands in
-mutants_equivalent.toml, which tests/test_mutants.py compares with the record.
+mutants_equivalent.toml, which tests/tools/test_mutants.py compares with the record.
 
 python benchmarks/mutants.py              writes results/mutants.json, in an hour or two
 python benchmarks/mutants.py projection   renews what it says of this module
@@ -180,7 +180,8 @@ def main() -> int:
     files = sorted(f for f in package.rglob("*.py") if f.name != "__init__.py")
     names = [".".join(f.relative_to(package).with_suffix("").parts) for f in files]
     names = args.modules or [n for n in names if n.partition(".")[0] not in LEFT_OUT]
-    tests = [str(f) for f in sorted((root / "tests").glob("*.py")) if imports_package(f)]
+    tests = sorted((root / "tests").rglob("test_*.py"))
+    tests = [str(file) for file in tests if imports_package(file)]
     os.chdir(root)
     sys.path.insert(0, str(root))
     trial = Trial(root, names, args.jobs)

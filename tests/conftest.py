@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from chapters import BookError
-from execute import changed
 from filelock import FileLock
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
+
+from bookkit.chapters import BookError
+from bookkit.execute import changed
 from site_browser import ARGUMENTS, find_chromium
 
 # All before the first import of attnlib. Tests side by side, and the kernels of their
@@ -74,7 +75,7 @@ def site(tmp_path_factory, testrun_uid) -> Path:
     with FileLock(f"{built}.lock"):
         if not built.exists():
             build = subprocess.run(
-                [sys.executable, "tools/build_book.py"],
+                [sys.executable, "tools", "build_book"],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/D_back_inside_pytorch.ipynb; see CONTRIBUTING.md.
+# Made from book/D_back_inside_pytorch.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The backward passes by hand as functions for PyTorch's autograd, for study and for tests.
 
 Call them by `apply`, with the arguments of `forward` after `ctx`. Each can be

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/11_backward_layers.ipynb; see CONTRIBUTING.md.
+# Made from book/11_backward_layers.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The feed-forward network with its backward by hand, in NumPy.
 
 Derived in chapter 11, "Backward through the layers" (book/11_backward_layers.ipynb).

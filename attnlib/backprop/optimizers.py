@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/12_backward_network.ipynb; see CONTRIBUTING.md.
+# Made from book/12_backward_network.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The optimizers that turn gradients into steps, in NumPy.
 
 Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/15_flash_on_gpu.ipynb; see CONTRIBUTING.md.
+# Made from book/15_flash_on_gpu.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """What starts the kernels: their arguments by name, their grids, room for the results.
 
 Derived in chapter 15, "Flash attention on a GPU" (book/15_flash_on_gpu.ipynb).

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/15_flash_on_gpu.ipynb; see CONTRIBUTING.md.
+# Made from book/15_flash_on_gpu.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Who sees whom: masks in a tile of scores, and the keys that a block of queries meets.
 
 Derived in chapter 15, "Flash attention on a GPU" (book/15_flash_on_gpu.ipynb).
