@@ -9,6 +9,7 @@ The machine should have nothing else to do.
 import argparse
 import json
 import math
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,7 @@ FEATURES = 64
 SHAPES = ((8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of one head, for the memory
 LONGEST_NAIVE = 16384  # its scores take 1 GiB there
-PARTS = ("roof", "powers", "steps", "many", "speed", "lengths")
+PARTS = ("roof", "powers", "fresh", "steps", "many", "speed", "lengths")
 
 
 def inputs(heads: int, tokens: int, gradient: bool = False) -> list[Tensor]:
@@ -202,6 +203,30 @@ def powers(rounds: int) -> dict[str, object]:
     return {"numbers": len(x), **micro}
 
 
+def fresh(tokens: int, rounds: int) -> dict[str, float]:
+    """Plain attention of one head, its matrices in new memory or always in the same."""
+    q, k, v = (x[0, 0] for x in inputs(1, tokens))
+    q = q / math.sqrt(FEATURES)
+    scores, weights = (torch.empty(tokens, tokens) for _ in range(2))
+
+    def new() -> Tensor:
+        return torch.softmax(q @ k.T, dim=1) @ v
+
+    def same() -> Tensor:
+        torch.mm(q, k.T, out=scores)
+        return torch.softmax(scores, dim=1, out=weights) @ v
+
+    row: dict[str, float] = {"tokens": tokens}
+    for name, ms in time_in_turn({"new": new, "same": same}, rounds).items():
+        row[f"{name}_ms"] = round(statistics.median(ms), 1)
+    for call in (new, same):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        call()
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        row[f"{call.__name__}_mib"] = round(faults * resource.getpagesize() / 2**20)
+    return row
+
+
 # Memory, each measurement in a process of its own.
 
 
@@ -291,6 +316,7 @@ def main() -> None:
     measure = {
         "roof": lambda: roof(rounds),
         "powers": lambda: powers(rounds),
+        "fresh": lambda: [fresh(tokens, rounds) for tokens in (1024, LONGEST_NAIVE)],
         "steps": lambda: steps(8, 2048, 3 * rounds),
         "many": lambda: many(192, 512, 2 * rounds),
         "speed": lambda: speed(rounds),
