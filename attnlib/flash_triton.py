@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.checks import as_autocast, check_inputs
+from attnlib.checks import as_autocast, refuse_bad_inputs
 from attnlib.flash import BACKENDS, Backend
 
 try:
@@ -861,7 +861,7 @@ def flash_attention_triton(
     Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    check_inputs(query, key, value, mask)
+    refuse_bad_inputs(query, key, value, mask)
     if error := refusal(query, value, mask):
         raise error
     leading, dtype = query.shape[:-2], query.dtype

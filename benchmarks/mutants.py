@@ -171,7 +171,7 @@ def imports_package(file: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="such as backprop.layer")
+    parser.add_argument("modules", nargs="*", help="such as backprop.base")
     parser.add_argument("--root", type=Path, default=HERE.parent, help="of the package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--show", action="store_true", help="record nothing")

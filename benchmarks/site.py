@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
-from one_page import contents, parse
+from one_page import contents
 from site_browser import ARGUMENTS, find_chromium, serve
 
 HERE = Path(__file__).resolve().parent
@@ -58,7 +58,7 @@ def visit(browser: Browser, url: str) -> tuple[list[bytes], float]:
 
 def measure(site: Path, rounds: int) -> dict[str, Any]:
     """Weight and median time of every page of the contents."""
-    pages = [name for name, _, _ in contents(parse(site / "index.html"))]
+    pages = [name for name, *_ in contents(site)]
     weights: dict[str, dict[str, float]] = {}
     times: dict[str, list[float]] = {name: [] for name in pages}
     with serve(site) as address, sync_playwright() as playwright:

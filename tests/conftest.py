@@ -46,6 +46,7 @@ def as_shipped():
 
 
 ROOT = Path(__file__).resolve().parent.parent
+STATIC = ROOT / "book" / "_static"
 
 
 def pytest_configure(config):
@@ -102,13 +103,17 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open a figure to touch as a page of its own; fail on an error or a request."""
+    """Open a figure to touch, with its library, as a page; fail on an error or a request.
+
+    With `scripts=False` it is what a reader sees whose browser runs none.
+    """
     contexts, problems = [], []
 
-    def show(fragment, width=760, height=900, copies=1, **options):
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, **options
-        )
+    def show(name, width=760, height=900, copies=1, scripts=True, **options):
+        files = (STATIC / f"{part}.html" for part in ("touch", name))
+        fragment = "".join(file.read_text(encoding="utf-8") for file in files)
+        size = {"width": width, "height": height}
+        context = browser.new_context(viewport=size, java_script_enabled=scripts, **options)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(f"script error: {error}"))

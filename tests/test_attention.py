@@ -17,8 +17,8 @@ from attnlib import (
     SelfAttention,
     apply_mask,
     causal_mask,
-    check_inputs,
     masked_softmax,
+    refuse_bad_inputs,
 )
 from attnlib.checks import as_autocast
 from attnlib.testing import check_attention, random_inputs
@@ -28,7 +28,7 @@ class Stepwise(BaseAttention):
     """Correct attention in small steps; each mistake below gets one of them wrong."""
 
     def check(self, *arguments):
-        check_inputs(*arguments)
+        refuse_bad_inputs(*arguments)
 
     def scores(self, query, key):
         return query @ key.mT / query.shape[-1] ** 0.5
@@ -88,14 +88,14 @@ def no_maximum(scores):
 
 def nameless(self, *arguments):
     try:
-        check_inputs(*arguments)
+        refuse_bad_inputs(*arguments)
     except (TypeError, ValueError) as error:
         raise type(error)("bad input") from error
 
 
 def convert_mask(self, query, key, value, mask):
     added = mask is not None and mask.is_floating_point()
-    check_inputs(query, key, value, mask.to(query) if added else mask)
+    refuse_bad_inputs(query, key, value, mask.to(query) if added else mask)
 
 
 def top_left(self, scores, mask):

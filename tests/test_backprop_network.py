@@ -13,7 +13,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 import attnlib
-from attnlib import autograd_functions as functions
 from attnlib.backprop import (
     SGD,
     Adam,
@@ -30,6 +29,7 @@ from attnlib.backprop import (
     gradient_check,
     relative_error,
 )
+from attnlib.backprop import autograd as functions
 from attnlib.backprop.multi_head import EachHead, merge_heads, split_heads
 
 RNG = np.random.default_rng(0)

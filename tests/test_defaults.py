@@ -12,20 +12,20 @@ import attnlib
 BLOCK = {"dropout": 0.0, "norm_first": True, "activation": torch.relu}
 DRAWN = {"temperature": 1.0}
 DEFAULTS = {
-    "autograd_functions.LayerNormFunction.forward": {"eps": 1e-5},
+    "backprop.autograd.LayerNormFunction.forward": {"eps": 1e-5},
     "backprop.attention.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
     "backprop.gradient_check.complex_step": {"step": 1e-30},
     "backprop.gradient_check.finite_differences": {"step": 1e-3},
     "backprop.gradient_check.gradient_check": {"step": 1e-3, "tolerance": 1e-8, "seed": 0},
-    "backprop.layer.Layer.train": {"mode": True},
-    "backprop.layers.FeedForwardNetwork": {"dropout": 0.0},
-    "backprop.layers.LayerNorm": {"eps": 1e-5},
-    "backprop.layers.Projection": {"bias": True},
-    "backprop.layers.check_tokens": {"name": "input", "dims": 1},
+    "backprop.base.Layer.train": {"mode": True},
+    "backprop.feed_forward.FeedForwardNetwork": {"dropout": 0.0},
+    "backprop.layer_norm.LayerNorm": {"eps": 1e-5},
+    "backprop.projection.Projection": {"bias": True},
+    "backprop.checks.refuse_bad_tokens": {"dims": 1},
     "backprop.multi_head.MultiHeadAttention": {"bias": True},
     "backprop.optimizers.Adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
     "backprop.optimizers.SGD": {"lr": 1e-3, "momentum": 0.0},
-    "backprop.optimizers.check_rate": {"below": float("inf")},
+    "backprop.checks.require_rate": {"below": float("inf")},
     "backprop.transformer.LanguageModel": {"dropout": 0.0},
     "backprop.transformer.TransformerBlock": {"dropout": 0.0},
     "causal_attention.CausalAttention": {"dropout": 0.0, "dqv_bias": False},
@@ -36,13 +36,13 @@ DEFAULTS = {
     "flash_triton.flash_attention_triton": {"causal": False, "return_lse": False},
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
-    "multi_head.mask_from_torch": {"num_heads": 1},
-    "plug_in_heads.LearnedBiasAttention": {
+    "masks.mask_from_torch": {"num_heads": 1},
+    "distance_bias.LearnedBiasAttention": {
         "max_distance": 16,
         "dropout": 0.0,
         "causal": False,
     },
-    "plug_in_heads.PhysicsGuidedAttention": {
+    "physics_guided.PhysicsGuidedAttention": {
         "strength": 1.0,
         "floor": 0.01,
         "dropout": 0.0,
@@ -52,7 +52,7 @@ DEFAULTS = {
     "scaled_dot_product.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
     "self_attention.SelfAttention": {"dqv_bias": False},
     "self_attention.SelfAttention.forward": {"return_weights": False},
-    "checks.check_layer_input": {"dims": 1},
+    "checks.refuse_bad_tokens": {"dims": 1},
     "testing.check_attention": {
         "leading": ((), (3,), (2, 2)),
         "dtypes": (torch.float32, torch.float16, torch.bfloat16),
@@ -63,7 +63,7 @@ DEFAULTS = {
     "transformer.LanguageModel.generate": DRAWN,
     "transformer.TransformerBlock": BLOCK,
     "transformer.TransformerBlock.forward": {"return_weights": False},
-    "transformer.sample": DRAWN,
+    "generation.sample": DRAWN,
 }
 
 

@@ -12,6 +12,7 @@ from pypdf import PdfReader
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "08_feed_forward"
+PART, TITLE = "Part III · The block", "8 Feed-forward network"
 
 
 def test_the_same_site_gives_the_same_zip(tmp_path):
@@ -57,30 +58,53 @@ def words(printed) -> list[str]:
     return [re.sub(rf"^{i}\n|\n{i}$", "", text) for i, text in enumerate(texts, 1)]
 
 
-def titles(outline, depth=0):
+def entries(outline, depth=0):
     for entry in outline:
         if isinstance(entry, list):
-            yield from titles(entry, depth + 1)
+            yield from entries(entry, depth + 1)
         else:
-            yield depth, entry.title
+            yield depth, entry
 
 
-def test_bookmarks_lead_through_the_book(printed):
-    found = list(titles(printed.outline))
+def test_bookmarks_lead_through_parts_chapters_and_sections(printed):
+    found = [(depth, entry.title) for depth, entry in entries(printed.outline)]
     top = [title for depth, title in found if depth == 0]
-    title = "8 Feed-forward network"
-    assert top == ["Attention, derived", title, "Solutions"]
-    assert any(depth == 1 and "Exercises" in title for depth, title in found)
+    assert top == ["Attention, derived", PART, "Listings", "Solutions"]
+    chapters = [title for depth, title in found if depth == 1]
+    assert chapters == [TITLE] * 3
+    assert any(depth == 2 and "Exercises" in title for depth, title in found)
+    assert (2, "Solution 8.1") in found
 
 
 def test_the_contents_name_the_pages(printed, words):
-    for entry in printed.outline:
-        if isinstance(entry, list) or entry.title == "Attention, derived":
-            continue
-        page = printed.get_destination_page_number(entry)
-        line = rf"{re.escape(entry.title)}\s+{page + 1}\b"
-        assert re.search(line, words[0]), entry.title
-        assert words[page].startswith(entry.title)
+    pages = {
+        entry.title: printed.get_destination_page_number(entry)
+        for depth, entry in reversed([*entries(printed.outline)])
+        if depth < 2 and entry.title not in ("Attention, derived", PART)
+    }
+    assert set(pages) == {TITLE, "Listings", "Solutions"}
+    for title, page in pages.items():
+        line = rf"{re.escape(title)}\s+{page + 1}\b"
+        assert re.search(line, words[0]), title
+        assert words[page].removeprefix(f"{PART}\n").startswith(title)
+
+
+def test_folded_listings_stand_at_the_end_and_are_pointed_to(words):
+    first = next(i for i, text in enumerate(words) if text.startswith("Listings"))
+    chapter = "\n".join(words[:first])
+    docstring = (ROOT / "attnlib/feed_forward.py").read_text("utf-8").splitlines()[1]
+    assert docstring.startswith('"""') and docstring not in chapter
+    lines = re.findall(r"(attnlib/\w+\.py · .+) · \d+ lines: [^·]+?, page (\d+)", chapter)
+    assert lines
+    for title, page in lines:
+        assert title in words[int(page) - 1]
+    assert docstring in words[int(lines[0][1]) - 1]
+
+
+def test_a_folded_check_is_one_line(words):
+    text = "\n".join(words)
+    assert re.search(r"^Checked: \(8\.\d\)", text, re.MULTILINE)
+    assert not re.search(r"^# checks [\w, -]+: ", text, re.MULTILINE)
 
 
 def test_solutions_stand_at_the_end_and_are_pointed_to(words):

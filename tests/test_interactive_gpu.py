@@ -2,12 +2,11 @@
 
 import json
 import math
-import re
+from pathlib import Path
 
 import pytest
-from test_interactive import STATIC
 
-GPU_FRAGMENT = (STATIC / "gpu_tiles.html").read_text(encoding="utf-8")
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 GPU = "#gpu-tiles"
 
 
@@ -16,8 +15,7 @@ GPU = "#gpu-tiles"
 
 def compiled_kernels():
     """By d, r, c, w and g: registers, bytes spilled, bytes of shared memory."""
-    results = STATIC.parents[1] / "benchmarks" / "results" / "flash_tiles.json"
-    record = json.loads(results.read_text(encoding="utf-8"))
+    record = json.loads((RESULTS / "flash_tiles.json").read_text(encoding="utf-8"))
     assert record["columns"][:5] == ["dim", "queries", "keys", "num_warps", "num_stages"]
     return {tuple(row[:5]): row[5:] for row in record["kernels"]}
 
@@ -59,7 +57,7 @@ def assert_fits(read, setting, kernel):
 
 
 def test_gpu_tiles_show_the_record(open_page):
-    page = open_page(fragment=GPU_FRAGMENT)
+    page = open_page("gpu_tiles")
     kernels = compiled_kernels()
     stops = {
         "d": (64, 128),
@@ -82,14 +80,10 @@ def test_gpu_tiles_show_the_record(open_page):
         assert_fits(page.locator(GPU).evaluate(READ_GPU), setting, kernel)
 
 
-def test_gpu_tiles_by_keyboard_and_without_the_script(open_page):
-    bare = re.sub(r"<script>.*?</script>", "", GPU_FRAGMENT, flags=re.S)
-    static, live = open_page(fragment=bare), open_page(width=360, fragment=GPU_FRAGMENT)
-    start, kernels = (64, 128, 64, 4, 3), compiled_kernels()
-    for page in (static, live):
-        assert_fits(page.locator(GPU).evaluate(READ_GPU), start, kernels[start])
-    assert not static.locator(f"{GPU} form").is_visible()
-    assert live.evaluate("document.documentElement.scrollWidth") <= 360
-    live.get_by_label("queries r").press("ArrowLeft")
+def test_gpu_tiles_by_keyboard(open_page):
+    page, kernels = open_page("gpu_tiles"), compiled_kernels()
+    start = (64, 128, 64, 4, 3)
+    assert_fits(page.locator(GPU).evaluate(READ_GPU), start, kernels[start])
+    page.get_by_label("queries r").press("ArrowLeft")
     fewer = (64, 64, 64, 4, 3)
-    assert_fits(live.locator(GPU).evaluate(READ_GPU), fewer, kernels[fewer])
+    assert_fits(page.locator(GPU).evaluate(READ_GPU), fewer, kernels[fewer])

@@ -6,29 +6,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_interactive import SMALL_TEXT, STATIC
 
 from attnlib import FeedForwardNetwork
 from attnlib.backprop import SGD, Adam, Layer
 
-FRAGMENTS = {
-    name: (STATIC / f"{name}.html").read_text(encoding="utf-8")
-    for name in ("kinks", "optimizers")
-}
 KINKS, WALKERS = "#kinks", "#two-walkers"
-
-
-@pytest.fixture
-def show(open_page):
-    """Open one of the two figures as a page of its own, with or without its script."""
-
-    def opened(name, script=True, **options):
-        fragment = FRAGMENTS[name]
-        if not script:
-            fragment = re.sub(r"<script>.*?</script>", "", fragment, flags=re.DOTALL)
-        return open_page(fragment=fragment, **options)
-
-    return opened
 
 
 def number(text):
@@ -90,17 +72,9 @@ def assert_kinks(page):
     assert ("All three rings are met." if met == 3 else f"{met} of 3 rings") in said
 
 
-def test_kinks_are_those_of_the_network(show):
-    static = show("kinks", script=False)
-    assert_kinks(static)
-    assert not static.locator(f"{KINKS} input").first.is_visible()
-    page = show("kinks")
+def test_kinks_are_those_of_the_network(open_page):
+    page = open_page("kinks")
     assert_kinks(page)
-    for selector in (".say", "td", "text"):
-        first, then = (
-            p.locator(f"{KINKS} {selector}").all_text_contents() for p in (static, page)
-        )
-        assert first == then
     page.locator(f"{KINKS} .h2").focus()
     for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowRight"):
         page.keyboard.press(key)
@@ -121,8 +95,8 @@ def test_kinks_are_those_of_the_network(show):
     assert_kinks(page)
 
 
-def test_kinks_for_those_who_cannot_see_them(show):
-    page = show("kinks")
+def test_kinks_for_those_who_cannot_see_them(open_page):
+    page = open_page("kinks")
     for k in (1, 2, 3):
         handle = page.get_by_role("slider", name=f"kink {k}")
         assert handle.get_attribute("tabindex") == "0"
@@ -152,15 +126,14 @@ def walk(page, make):
     return np.array(places)
 
 
-def assert_walk(page, eta, mu, rate, steps, script=True):
+def assert_walk(page, eta, mu, rate, steps):
     paths = {
         "one": walk(page, lambda valley: SGD(valley, lr=eta, momentum=mu)),
         "two": walk(page, lambda valley: Adam(valley, lr=rate)),
     }
-    if script:
-        kept = page.locator(WALKERS).first.evaluate("figure => ({...figure.dataset})")
-        for name, path in zip(("sgd", "adam"), paths.values(), strict=True):
-            assert np.allclose(json.loads(kept[name]), path, rtol=1e-9, atol=1e-12)
+    kept = page.locator(WALKERS).first.evaluate("figure => ({...figure.dataset})")
+    for name, path in zip(("sgd", "adam"), paths.values(), strict=True):
+        assert np.allclose(json.loads(kept[name]), path, rtol=1e-9, atol=1e-12)
     far = {name: np.linalg.norm(path, axis=1) for name, path in paths.items()}
     for name, path in paths.items():
         drawn = path[: steps + 1] * [44, -44] + [200, 120]
@@ -180,17 +153,9 @@ def assert_walk(page, eta, mu, rate, steps, script=True):
     assert ("flies off" in said) == (15 * eta > 2 * (1 + mu))
 
 
-def test_walkers_walk_like_the_package(show):
-    static = show("optimizers", script=False)
-    assert_walk(static, 0.13, 0.0, 0.3, 40, script=False)
-    assert not static.locator(f"{WALKERS} input").first.is_visible()
-    page = show("optimizers")
+def test_walkers_walk_like_the_package(open_page):
+    page = open_page("optimizers")
     assert_walk(page, 0.13, 0.0, 0.3, 40)
-    for selector in (".say", "output", "text"):
-        first, then = (
-            p.locator(f"{WALKERS} {selector}").all_text_contents() for p in (static, page)
-        )
-        assert first == then
     page.get_by_role("button", name="momentum at its best").click()
     assert_walk(page, 0.19, 0.48, 0.3, 40)
     page.get_by_label("learning rate of SGD").fill("0.25")
@@ -208,20 +173,3 @@ def test_walkers_walk_like_the_package(show):
     assert_walk(page, 0.25, 0.9, 0.8, 3)
     page.get_by_role("button", name="reset").click()
     assert_walk(page, 0.13, 0.0, 0.3, 40)
-
-
-@pytest.mark.parametrize("name", FRAGMENTS)
-def test_they_fit_and_stand_twice_on_a_page(show, open_page, name):
-    css = {"kinks": KINKS, "optimizers": WALKERS}[name]
-    assert len(FRAGMENTS[name].encode()) < 15_000
-    page = open_page(fragment=FRAGMENTS[name], copies=2)
-    assert page.locator(f"{css}.live").count() == 2
-    for width in (300, 320, 390, 560, 760, 1200):
-        page.set_viewport_size({"width": width, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator(css).first.evaluate(SMALL_TEXT) == [], f"small at {width} px"
-        for control in page.locator(f"{css} button, {css} input").all():
-            assert control.bounding_box()["height"] >= 36
-    for svg in page.locator(f"{css} svg").all():
-        ids = svg.get_attribute("aria-labelledby").split()
-        assert all(page.locator(f"#{i}").first.text_content() for i in ids)

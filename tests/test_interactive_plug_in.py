@@ -2,18 +2,16 @@
 
 import json
 import math
-import re
 
 import pytest
 import torch
-from test_interactive import SMALL_TEXT, STATIC, press, tensor
+from test_interactive import press, tensor
 
 from attnlib import LayerNorm, ScaledDotProductAttention
 
 # Chapter 6: the prior times the softmax
 
 
-PRIOR_FRAGMENT = (STATIC / "prior.html").read_text(encoding="utf-8")
 PRIOR = "#prior-bias"
 READ_PRIOR = """figure => {
     const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
@@ -52,22 +50,9 @@ def assert_prior(page, bias):
 TEXT = [math.log(2), None, math.log(3), 0.0]
 
 
-def test_prior_is_right_without_the_script_and_the_script_changes_nothing(open_page):
-    assert len(PRIOR_FRAGMENT.encode()) < 15_000
-    bare = re.sub(r"<script>.*?</script>", "", PRIOR_FRAGMENT, flags=re.S)
-    static, live = open_page(fragment=bare), open_page(fragment=PRIOR_FRAGMENT)
-    assert not static.locator(f"{PRIOR} input").first.is_visible()
-    for page in (static, live):
-        assert_prior(page, TEXT)
-    for part in (".say", ".o", ".w"):
-        one, two = (
-            p.locator(f"{PRIOR} {part}").all_text_contents() for p in (static, live)
-        )
-        assert one == two
-
-
 def test_prior_by_slider_button_and_keyboard(open_page):
-    page = open_page(fragment=PRIOR_FRAGMENT)
+    page = open_page("prior")
+    assert_prior(page, TEXT)
     press(page, "no prior")
     assert_prior(page, [0.0] * 4)
     sliders = page.locator(f"{PRIOR} input")
@@ -94,22 +79,9 @@ def test_prior_by_slider_button_and_keyboard(open_page):
     assert max(json.loads(page.locator(PRIOR).get_attribute("data-bias"))[2:]) <= 3
 
 
-def test_prior_fits_and_has_names(open_page):
-    page = open_page(fragment=PRIOR_FRAGMENT, copies=2)
-    assert page.locator(f"{PRIOR}.live").count() == 2
-    for width in (300, 320, 360, 390, 560, 600, 760, 1200):
-        page.set_viewport_size({"width": width, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator(PRIOR).first.evaluate(SMALL_TEXT) == [], f"small at {width} px"
-    assert page.get_by_role("slider", name="Bias of key 3").count() == 2
-    page.get_by_role("button", name="no prior").first.click()
-    assert page.locator(PRIOR).last.get_attribute("data-output") == "19"
-
-
 # Chapter 7: a plane, then a circle
 
 
-SPHERE_FRAGMENT = (STATIC / "plane_sphere.html").read_text(encoding="utf-8")
 SPHERE = "#plane-sphere"
 READ_SPHERE = """figure => {
     const number = e => parseFloat(e.textContent.replace("\u2212", "-"));
@@ -157,20 +129,9 @@ def assert_sphere(page, token, stage=0.0, turn=30):
         torch.testing.assert_close(tensor(got), want, rtol=0, atol=0.051)
 
 
-def test_sphere_is_right_without_the_script_and_the_script_changes_nothing(open_page):
-    assert len(SPHERE_FRAGMENT.encode()) < 15_000
-    bare = re.sub(r"<script>.*?</script>", "", SPHERE_FRAGMENT, flags=re.S)
-    static, live = open_page(fragment=bare), open_page(fragment=SPHERE_FRAGMENT)
-    assert not static.locator(f"{SPHERE} .ctl").is_visible()
-    for page in (static, live):
-        assert_sphere(page, [1, 3, 2])
-    parts = (page.locator(f"{SPHERE} svg, {SPHERE} .say") for page in (static, live))
-    one, two = (part.evaluate_all("all => all.map(e => e.innerHTML)") for part in parts)
-    assert one == two
-
-
 def test_sphere_by_slider_button_and_keyboard(open_page):
-    page = open_page(fragment=SPHERE_FRAGMENT)
+    page = open_page("plane_sphere")
+    assert_sphere(page, [1, 3, 2])
     blue = page.locator(f"{SPHERE} .py")
     before = blue.evaluate("e => e.outerHTML")
     for button, token in (
@@ -202,17 +163,3 @@ def test_sphere_by_slider_button_and_keyboard(open_page):
     assert say.startswith("All features are equal")
     press(page, "reset")
     assert_sphere(page, [1, 3, 2])
-
-
-def test_sphere_fits_and_has_names(open_page):
-    page = open_page(fragment=SPHERE_FRAGMENT, copies=2)
-    assert page.locator(f"{SPHERE}.live").count() == 2
-    for width in (300, 320, 360, 390, 560, 600, 760, 1200):
-        page.set_viewport_size({"width": width, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator(SPHERE).first.evaluate(SMALL_TEXT) == [], f"small at {width} px"
-    svg = page.locator(f"{SPHERE} svg").first
-    ids = svg.get_attribute("aria-labelledby").split()
-    assert all(svg.locator(f"#{name}").text_content() for name in ids)
-    page.get_by_role("button", name="halve").first.click()
-    assert page.locator(SPHERE).last.get_attribute("data-token") == "[1,3,2]"

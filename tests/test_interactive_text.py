@@ -2,14 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
-import pytest
 import torch
-from test_interactive import STATIC
 
 # Chapter 9: what may follow "there", and a temperature.
 
-TEMPERATURE_FRAGMENT = (STATIC / "temperature.html").read_text(encoding="utf-8")
+BOOK = Path(__file__).resolve().parents[1] / "book"
 TEMPERATURE = "#temperature"
 READ_TEMPERATURE = """figure => {
     const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
@@ -45,21 +44,19 @@ def assert_temperature(page, T):
 
 def test_temperature_figure_has_the_numbers_of_the_chapter():
     """The logits after "there" are the last row that chapter 9 prints."""
-    book = json.loads((STATIC.parent / "09_transformer.ipynb").read_text(encoding="utf-8"))
+    book = json.loads((BOOK / "09_transformer.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(c["source"]) for c in book["cells"]]
     at = next(i for i, source in enumerate(cells) if "class TinyGPT" in source)
     printed = "".join(book["cells"][at]["outputs"][0]["text"])
     row = re.search(r"\[([^\[\]]+)\]\]\)", printed)[1]
-    shown = re.search(r'data-logits="([^"]+)"', TEMPERATURE_FRAGMENT)[1]
+    figure = (BOOK / "_static" / "temperature.html").read_text(encoding="utf-8")
+    shown = re.search(r'data-logits="([^"]+)"', figure)[1]
     assert [float(x) for x in row.split(",")] == json.loads(shown)
 
 
 def test_temperature_from_likeliest_to_all_alike(open_page):
-    assert len(TEMPERATURE_FRAGMENT.encode()) < 15_000
-    bare = re.sub(r"<script>.*?</script>", "", TEMPERATURE_FRAGMENT, flags=re.S)
-    static, page = open_page(fragment=bare), open_page(fragment=TEMPERATURE_FRAGMENT)
-    assert not static.locator(f"{TEMPERATURE} input").is_visible()
-    assert assert_temperature(static, 1.0) == assert_temperature(page, 1.0)
+    page = open_page("temperature")
+    assert_temperature(page, 1.0)
     slider, different = page.locator(f"{TEMPERATURE} input"), []
     for log10 in (-1, -0.3, 0.3, 1):
         slider.fill(str(log10))
@@ -68,12 +65,3 @@ def test_temperature_from_likeliest_to_all_alike(open_page):
     slider.focus()
     page.keyboard.press("Home")
     assert_temperature(page, 0.1)
-
-
-@pytest.mark.parametrize("width", [360, 760])
-def test_temperature_fits_and_stands_twice(open_page, width):
-    page = open_page(fragment=TEMPERATURE_FRAGMENT, copies=2, width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.locator(f"{TEMPERATURE} input").first.fill("0.3")
-    values = page.locator(f"{TEMPERATURE} output").all_text_contents()
-    assert values == ["2.00", "1.00"]

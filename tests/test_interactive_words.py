@@ -2,20 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from attnlib import ScaledDotProductAttention, causal_mask
-
-STATIC = Path(__file__).parents[1] / "book" / "_static"
-BANK = (STATIC / "bank_river.html").read_text(encoding="utf-8")
-LEAK = (STATIC / "leak_grid.html").read_text(encoding="utf-8")
-
-
-def without_script(fragment):
-    return re.sub(r"<script>.*?</script>", "", fragment, flags=re.DOTALL)
 
 
 def kept(page, figure):
@@ -30,7 +21,7 @@ def shown(page, selector):
     return [float(text.replace("\u2212", "-")) for text in texts]
 
 
-def assert_bank_is_right(page, tolerance=1e-9):
+def assert_bank_is_right(page):
     """Weights and context vector are the package's; so is what is printed."""
     data = kept(page, "#bank-river")
     words = data["words"] | {"bank": data["bank"]}
@@ -39,7 +30,7 @@ def assert_bank_is_right(page, tolerance=1e-9):
     context, weights = ScaledDotProductAttention()(x, x, x)
     for name, expected in (("weights", weights[2]), ("context", context[2])):
         off = (torch.tensor(data[name], dtype=torch.float64) - expected).abs().max()
-        assert off < tolerance, name
+        assert off < 1e-9, name
     printed = torch.tensor(shown(page, "#bank-river .a"), dtype=torch.float64)
     assert (printed - weights[2]).abs().max() < 0.0051
     said = page.locator("#bank-river .say").text_content()
@@ -48,19 +39,9 @@ def assert_bank_is_right(page, tolerance=1e-9):
     return data
 
 
-def test_bank_is_right_without_its_script_and_with_it(open_page):
-    assert len(BANK.encode()) < 15_000
-    static, live = open_page(without_script(BANK)), open_page(BANK)
-    before, after = assert_bank_is_right(static, 1e-4), assert_bank_is_right(live)
-    assert before["sentence"] == after["sentence"] == "the river bank flooded"
-    assert static.locator("#bank-river .say").text_content() == (
-        live.locator("#bank-river .say").text_content()
-    )
-    assert not static.locator("#bank-river button").first.is_visible()
-
-
 def test_bank_moves_by_mouse_by_keys_and_by_its_own_context(open_page):
-    page = open_page(BANK)
+    page = open_page("bank_river")
+    assert assert_bank_is_right(page)["sentence"] == "the river bank flooded"
     handle = page.locator("#bank-river .q")
     money = []
     for _ in range(5):  # the numbers that the chapter tells
@@ -88,7 +69,7 @@ def test_bank_moves_by_mouse_by_keys_and_by_its_own_context(open_page):
 
 
 def test_bank_far_up_gives_itself_most_of_its_weight(open_page):
-    page = open_page(BANK)
+    page = open_page("bank_river")
     page.locator("#bank-river .q").focus()
     for _ in range(3):
         page.keyboard.press("Shift+ArrowUp")
@@ -102,7 +83,7 @@ def weigh(x, mask, divide):
     return ScaledDotProductAttention()(x, x, x)[1] * mask
 
 
-def assert_leaks_are_right(page, tolerance=1e-9):
+def assert_leaks_are_right(page):
     """Weights and moves are the package's; outputs before the word are told apart."""
     data = kept(page, "#leak-grid")
     x, other = (torch.tensor(data[n], dtype=torch.float64) for n in ("x", "other"))
@@ -113,7 +94,7 @@ def assert_leaks_are_right(page, tolerance=1e-9):
     moves = (weigh(changed, mask, divide) @ changed - weights @ x).abs().amax(dim=-1)
     for name, expected in (("weights", weights), ("moves", moves)):
         off = (torch.tensor(data[name], dtype=torch.float64) - expected).abs().max()
-        assert off < tolerance, name
+        assert off < 1e-9, name
     printed = torch.tensor(shown(page, "#leak-grid .m"), dtype=torch.float64)
     assert (printed - moves).abs().max() < 0.0051
     filled = page.locator("#leak-grid .c").all_text_contents()
@@ -127,24 +108,14 @@ def assert_leaks_are_right(page, tolerance=1e-9):
     return data, marked
 
 
-def test_leaks_are_right_without_the_script_and_with_it(open_page):
-    assert len(LEAK.encode()) < 15_000
-    static, live = open_page(without_script(LEAK)), open_page(LEAK)
-    for page, tolerance in ((static, 1e-4), (live, 1e-9)):
-        data, marked = assert_leaks_are_right(page, tolerance)
-        assert data["mask"] == causal_mask(5).int().tolist() and not any(marked)
-    for selector in (".c", ".m", ".say"):
-        one, two = (p.locator(f"#leak-grid {selector}") for p in (static, live))
-        assert one.all_text_contents() == two.all_text_contents()
-    assert static.locator("#leak-grid .c").first.is_disabled()
-
-
 def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_page):
-    page = open_page(LEAK)
+    page = open_page("leak_grid")
 
     def press(name):
         page.get_by_role("button", name=name).click()
 
+    data, marked = assert_leaks_are_right(page)
+    assert data["mask"] == causal_mask(5).int().tolist() and not any(marked)
     press("may river, word 2, see flooded, word 3?")
     assert assert_leaks_are_right(page)[1] == [False, True, False, False, False]
     press("may river, word 2, see flooded, word 3?")
@@ -163,9 +134,3 @@ def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_page):
         page.locator(f'#leak-grid [data-token="{token}"]').click()
         data, marked = assert_leaks_are_right(page)
         assert data["moves"][:token] == [0] * token and not any(marked)
-
-
-@pytest.mark.parametrize("fragment", [BANK, LEAK], ids=["bank", "leak"])
-def test_figure_fits_a_narrow_screen(open_page, fragment):
-    page = open_page(fragment, width=360)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360

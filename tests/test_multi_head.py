@@ -23,7 +23,7 @@ from attnlib import (
     mask_from_torch,
     padding_mask,
 )
-from attnlib.plug_in_heads import relative_positions
+from attnlib.distance_bias import relative_positions
 from attnlib.testing import check_attention
 
 

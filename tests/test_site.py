@@ -17,6 +17,8 @@ import yaml
 from bs4 import BeautifulSoup
 from site_browser import serve
 
+import attnlib
+
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = (1440, 360)
 ORIGINS = ("served", "file")
@@ -26,8 +28,9 @@ CAPTION = re.compile(r"#\s*(attnlib/[\w/]+\.py)(: .+)?\s*\n")
 
 def pages_of_toc() -> list[str]:
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    files = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
-    return [toc["root"], *files]
+    entries = [entry for part in toc["parts"] for entry in part["chapters"]]
+    nested = [[entry, *entry.get("sections", [])] for entry in entries]
+    return [toc["root"], *(entry["file"] for group in nested for entry in group)]
 
 
 PAGES = pages_of_toc()
@@ -142,6 +145,29 @@ def test_the_line_of_a_folded_check_names_all_its_equations(
             shown |= set(range(int(first), int(last or first) + 1))
         here = set(", ".join(marks).split(", "))
         assert shown == {int(numbers[label]) for label in here}, name
+
+
+def test_the_page_of_the_package_lists_every_public_name(
+    soups: dict[str, BeautifulSoup],
+) -> None:
+    rows = [row.find_all("td") for row in soups["api"].select("table.names tbody tr")]
+    shown = {name.get_text(): name.a["href"] for name, _, _ in rows}
+    public = [*attnlib.__all__, *(f"backprop.{n}" for n in attnlib.backprop.__all__)]
+    assert len(shown) == len(rows)
+    assert set(public) - {"testing"} <= set(shown) and "testing.check_attention" in shown
+    for name, what, place in rows:
+        assert urlsplit(name.a["href"]).path.startswith("api_"), name
+        assert len(what.get_text()) > 10, name
+        key = re.fullmatch(r"chapter (\d+)|appendix ([A-Z])", place.get_text())
+        assert place.a["href"].startswith(key[2] or f"{int(key[1]):02}"), name
+
+
+def test_the_contents_list_the_pages_below_a_page(soups: dict[str, BeautifulSoup]) -> None:
+    below = [page for page in PAGES if page.startswith("api_")]
+    for page in ("api", *below):
+        links = soups[page].select(".contents .toctree-l2 > a.internal")
+        files = [a["href"].removesuffix(".html") for a in links]
+        assert [page if f == "#" else f for f in files if f[1:].find("#") < 0] == below
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -325,7 +351,8 @@ def pytest_generate_tests(metafunc) -> None:
         served = files = [*PAGES, "search", "404"]
         if not metafunc.config.getoption("--thorough"):
             files = ["intro", CHAPTERS[0], "search"]
-            sample = {*files, "equations", "api", "404", *metafunc.config.changed}
+            sample = {*files, "equations", "api", "api_heads", "404"}
+            sample |= metafunc.config.changed
             served = [page for page in served if page in sample]
         pairs = [("served", page) for page in served]
         pairs += [("file", page) for page in files]

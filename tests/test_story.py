@@ -53,6 +53,7 @@ def names_of(cell):
         for alias in (n.names if isinstance(n, ast.Import | ast.ImportFrom) else [])
     }
     stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     return made | stored, {n.id for n in names if isinstance(n.ctx, ast.Load)}
 
 

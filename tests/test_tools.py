@@ -610,7 +610,7 @@ def test_the_page_lists_every_equation(root):
         LATER,
         "$$ c . $$ (eq-c)\n<!-- eq-c | here | -->",
     )
-    (root / "book/api.md").write_text(".. autofunction:: attnlib.base.half\n")
+    (root / "book/api_first.md").write_text(".. autofunction:: attnlib.base.half\n")
     (root / "tests").mkdir()
     (root / "tests/test_it.py").write_text(
         'x = """\n# checks eq-z\n"""\n# checks eq-c\nassert 1\n'

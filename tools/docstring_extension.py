@@ -1,10 +1,61 @@
-"""What autodoc needs to show attnlib's docstrings well."""
+"""What autodoc needs to show attnlib's docstrings well, and the tables of all names."""
 
+import inspect
 import re
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+from docutils import nodes
 from normalize import slug
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+ENTRY = re.compile(
+    r"^(?:Derived|Explained) in \[\]\((\w+)\.ipynb\)|^\.\. auto(\w+):: ([\w.]+)",
+    re.MULTILINE,
+)
+TABLE = """
+.. list-table::
+   :header-rows: 1
+   :class: names
+
+   * - Name
+     - What it is
+     - Derived in
+"""
+ROW = """
+   * - :py:{kind}:`{short} <{name}>`
+     - {sentence}
+     - :doc:`{place} <{chapter}>`
+"""
+
+
+class Names(SphinxDirective):
+    """``.. names:: page``: a row for each name documented there."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        path, text, chapter = self.env.doc2path(self.arguments[0]), TABLE, ""
+        self.env.note_dependency(path)
+        for match in ENTRY.finditer(Path(path).read_text(encoding="utf-8")):
+            if match[1]:
+                chapter = match[1]
+                continue
+            thing = resolve_name(match[3])
+            self.env.note_dependency(inspect.getfile(thing))
+            start = " ".join(inspect.getdoc(thing).partition("\n\n")[0].split())
+            key = chapter.partition("_")[0].lstrip("0")
+            text += ROW.format(
+                kind={"module": "mod", "function": "func"}.get(match[2], match[2]),
+                short=match[3].removeprefix("attnlib."),
+                name=match[3],
+                sentence=re.match(r".*?[.:](?= |$)|.*", start)[0].rstrip(".:"),
+                place=f"chapter {key}" if key.isdigit() else f"appendix {key}",
+                chapter=chapter,
+            )
+        return self.parse_text_to_nodes(text)
 
 
 def keep_returns_whole(
@@ -33,7 +84,8 @@ def link_sources(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Connect the functions above, the first before napoleon."""
+    """Connect what stands above, the first function before napoleon."""
+    app.add_directive("names", Names)
     app.connect("autodoc-process-docstring", keep_returns_whole, priority=100)
     app.connect("autodoc-process-docstring", link_sources)
     return {"version": "1"}

@@ -121,7 +121,7 @@ def page(chapters: list[Chapter], root: Path) -> str:
         faults.append(f"{label}: no equation has it, see {', '.join(checks[label])}")
     if faults:
         raise BookError("\n".join(sorted(faults)))
-    api = (root / "book" / "api.md").read_text(encoding="utf-8")
+    api = "\n".join(p.read_text("utf-8") for p in (root / "book").glob("api_*.md"))
     public = tuple(re.findall(r"^\.\. auto\w+:: ([\w.]+)", api, re.MULTILINE))
     parts = [HEAD]
     for chapter, made in ((c, made) for c, made in found.items() if made):

@@ -1,7 +1,8 @@
 """The whole book as one page of HTML, for paper.
 
-Links between pages become links inside the one page, what is folded away is open, and the
-solutions stand at the end.
+Links between pages become links inside the one page. What the site folds away is a line
+here, too; listings of the package and solutions stand whole at the end, and the line names
+the page.
 """
 
 import re
@@ -18,15 +19,16 @@ def parse(path: Path) -> BeautifulSoup:
     return BeautifulSoup(path.read_text("utf-8"), "html.parser")
 
 
-def contents(soup: BeautifulSoup) -> list[tuple[str, str, str]]:
-    """(page, title, part) of every page, in order, as the site's contents list them."""
+def contents(site: Path) -> list[tuple[str, str, str, int]]:
+    """(page, title, part, depth) of every page, in order, as 404.html lists them."""
     found, part = [], ""
-    for tag in soup.select("nav.contents .caption, nav.contents .toctree-l1 > a"):
+    for tag in parse(site / "404.html").select(".all-pages .caption, .all-pages a"):
         if tag.name == "p":
             part = tag.get_text()
         else:
-            name = tag["href"].removesuffix(".html").removeprefix("#") or "intro"
-            found.append((name, tag.get_text(), part))
+            name = tag["href"].removesuffix(".html")
+            depth = len(tag.find_parents("ul"))  # 2: a page below a page
+            found.append((name, tag.get_text(), part, depth))
     return found
 
 
@@ -39,13 +41,11 @@ def page_of(target: str) -> str:
     return f'<span class="page-of" data-target="{target}">000</span>'
 
 
-def section_of(name: str, site: Path, pages: set[str]) -> tuple[Tag, list[Tag]]:
-    """A page's text for the one document, and the solutions taken out of it."""
+def section_of(name: str, site: Path, pages: set[str]) -> tuple[Tag, list[Tag], list[Tag]]:
+    """A page's text for the one document, and the listings and solutions out of it."""
     article = parse(site / f"{name}.html").article
-    for tag in article.select("script, nav, .headerlink, .tag_hide-input > details"):
+    for tag in article.select("script, nav, .headerlink"):
         tag.decompose()
-    for details in article.find_all("details"):
-        details["open"] = ""
     kept = {id(tag) for tag in article.select("figure.interactive, figure.interactive *")}
     for tag in article.find_all(id=True):
         if id(tag) not in kept:  # whose style names its ids
@@ -58,22 +58,46 @@ def section_of(name: str, site: Path, pages: set[str]) -> tuple[Tag, list[Tag]]:
         target = Path(url.path).stem or name
         if not url.scheme and target in pages:
             link["href"] = f"#{place(target, unquote(url.fragment))}"
-    return article, take_solutions(article)
+    listings, solutions = take_folded(article)
+    for details in article.find_all("details"):
+        details["open"] = ""  # hints, and the long proofs
+    return article, listings, solutions
 
 
-def take_solutions(article: Tag) -> list[Tag]:
-    """The solutions, each replaced by a line that says where it stands."""
-    taken = []
-    for cell in article.select(".cell.solution"):
-        number = re.search(r"# Solution (\w+\.\d+)", cell.get_text())[1]
-        target = f"solution-{number}"
-        line = f'<p class="solution-link"><a href="#{target}">Solution {number}</a>, page '
-        cell.replace_with(parse_fragment(f"{line}{page_of(target)}</p>"))
-        cell.summary.decompose()
-        cell.details.unwrap()
-        heading = f'<h3 id="{target}">Solution {number}</h3>'
-        taken += [parse_fragment(heading), cell]
-    return taken
+def take_folded(article: Tag) -> tuple[list[Tag], list[Tag]]:
+    """The folded listings and the solutions; of each folded cell its line stays."""
+    listings, solutions = [], []
+    for details in article.select(".cell > details"):
+        cell, line = details.parent, details.summary.get_text().strip().split("\n")[0]
+        if "solution" in cell["class"]:
+            title = line = re.search(r"# (Solution \w+\.\d+)", cell.get_text())[1]
+            target = title.lower().replace(" ", "-")
+            cell.replace_with(folded(line, target))
+            details.summary.decompose()
+            details.unwrap()
+            solutions += [heading(title, target), cell]
+        elif "package-listing" in cell["class"]:
+            target = f"listing-{cell['id']}"
+            details.replace_with(folded(line, target))
+            whole = parse_fragment('<div class="cell package-listing"></div>')
+            whole.append(details.select_one(".cell_input"))
+            title = re.split(r" · \d+ lines: ", line)[0]
+            listings += [heading(title, target), whole]
+        else:
+            details.replace_with(folded(line))
+    return listings, solutions
+
+
+def folded(line: str, target: str = "") -> Tag:
+    """The line of a folded cell; with a target, where the whole of it stands."""
+    text = escape(line)
+    if target:
+        text = f'<a href="#{target}">{text}</a>, page {page_of(target)}'
+    return parse_fragment(f'<p class="folded">{text}</p>')
+
+
+def heading(title: str, target: str) -> Tag:
+    return parse_fragment(f'<h3 id="{target}">{escape(title)}</h3>')
 
 
 def parse_fragment(html: str) -> Tag:
@@ -82,23 +106,32 @@ def parse_fragment(html: str) -> Tag:
 
 def document(site: Path, only: list[str] | None = None) -> str:
     """The book as one page of HTML."""
-    index = parse(site / "index.html")
-    listed = [entry for entry in contents(index) if not only or entry[0] in only]
-    pages = {name for name, _, _ in listed}
-    entries, sections, solutions, part = [], [], [], ""
-    for name, title, its_part in listed:
+    listed = [entry for entry in contents(site) if not only or entry[0] in only]
+    pages = {name for name, *_ in listed}
+    entries, sections, part = [], [], ""
+    back: dict[str, list[str]] = {"Listings": [], "Solutions": []}
+    for name, title, its_part, depth in listed:
+        top = ""
         if its_part != part:
             entries.append(f'<li class="part">{escape(its_part)}</li>')
+            top = f'<p class="part" role="heading" aria-level="1">{escape(its_part)}</p>'
         part = its_part
         line = f"{escape(title)} {page_of(name)}"
-        entries.append(f'<li><a href="#{name}">{line}</a></li>')
-        article, taken = section_of(name, site, pages)
-        article.h1.string = title
-        sections.append(f'<section id="{name}">{article.decode_contents()}</section>')
-        if taken:
-            solutions += [f"<h2>{escape(title)}</h2>", *map(str, taken)]
-    entries.append(f'<li><a href="#solutions">Solutions {page_of("solutions")}</a></li>')
-    config = next(s for s in index.find_all("script") if "MathJax =" in s.get_text())
+        entries.append(f'<li class="depth-{depth}"><a href="#{name}">{line}</a></li>')
+        article, *taken = section_of(name, site, pages)
+        if depth == 1:  # with its number; a page below a page is called by its heading
+            article.h1.string = title
+        for tag in article.select("h1, h2, h3, h4"):  # the bookmarks: below those of parts
+            tag["aria-level"] = int(tag.name[1]) + depth - (not part)
+        sections.append(f'<section id="{name}">{top}{article.decode_contents()}</section>')
+        for found, tags in zip(back.values(), taken, strict=True):
+            found += [f"<h2>{escape(title)}</h2>", *map(str, tags)] if tags else []
+    for title, found in back.items():
+        name = title.lower()
+        entries.append(f'<li><a href="#{name}">{title} {page_of(name)}</a></li>')
+        sections.append(f'<section id="{name}"><h1>{title}</h1>{"".join(found)}</section>')
+    scripts = parse(site / "index.html").find_all("script")
+    config = next(script for script in scripts if "MathJax =" in script.get_text())
     static = (site / "_static").as_uri()
     style = Path(__file__).with_name("pdf.css").read_text("utf-8")
     return f"""<!DOCTYPE html><html lang="en" data-theme="light"><head>
@@ -107,5 +140,4 @@ def document(site: Path, only: list[str] | None = None) -> str:
 <script defer src="{static}/mathjax/tex-svg-full.js"></script></head><body><main><article>
 <section class="cover"><h1>{TITLE}</h1><p class="sub">The book and the package attnlib</p>
 <ul class="contents-list">{"".join(entries)}</ul></section>{"".join(sections)}
-<section id="solutions"><h1>Solutions</h1>{"".join(solutions)}</section>
 </article></main></body></html>"""

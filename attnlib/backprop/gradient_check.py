@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlib.backprop.layer import Layer
+from attnlib.backprop.base import Layer
 
 
 def finite_differences(

@@ -1,5 +1,5 @@
 # Made by tools/tangle.py from book/10_backward_attention.ipynb; see CONTRIBUTING.md.
-"""What every layer with a backward by hand shares, and the smallest such layer, dropout.
+"""What every layer with a backward by hand shares.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
 """
@@ -7,27 +7,8 @@ Derived in chapter 10, "Backward through attention" (book/10_backward_attention.
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-
-def check_floating(name: str, array: Any, dtype: np.dtype | None = None) -> None:
-    """Refuses what has no gradient, and what would change the dtype of a result.
-
-    Args:
-        name: the argument's name, for the message.
-        array: expected floating point (or complex, as in a complex step).
-        dtype: the one expected; `None` allows any of them.
-
-    Raises:
-        TypeError: not a NumPy array, integers or booleans, or another dtype.
-
-    Source: chapter 10, the contract of a layer.
-    """
-    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.inexact):
-        got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"{name}: expected a floating-point array, got {got}")
-    if dtype is not None and array.dtype != dtype:
-        raise TypeError(f"{name}: expected {dtype}, got {array.dtype}")
+from attnlib.backprop.checks import require_floating
 
 
 class Layer:
@@ -113,7 +94,7 @@ class Layer:
             raise RuntimeError(f"{type(self).__name__}: call forward before backward")
         shape, dtype = self._expected
         if d_output is not None or shape != ():
-            check_floating("d_output", d_output, dtype)
+            require_floating("d_output", d_output, dtype)
             if d_output.shape != shape:
                 expected = f"expected shape {shape} as the output"
                 raise ValueError(f"d_output: {expected}, got {d_output.shape}")
@@ -143,51 +124,20 @@ class Layer:
         return held
 
 
-class Dropout(Layer):
-    """Sets entries to 0 at random and divides the others by 1 - p, in training only.
+def cast(layer: Layer, dtype: Any) -> Layer:
+    """The same layer, with its parameters and those of its parts converted to a dtype.
+
+    The arrays are new ones: make an optimizer afterwards.
 
     Args:
-        probability: p in [0, 1], of dropping an entry.
-        rng: where the random numbers come from; `None` makes a generator of its own.
+        layer: changed in place.
+        dtype: such as `np.float32`.
 
-    Raises:
-        ValueError: the probability lies outside [0, 1].
-
-    Source: chapter 10, eq-dropout-backward; chapter 3, eq-dropout.
+    Source: chapter 10, the contract of a layer.
     """
-
-    def __init__(self, probability: float, rng: np.random.Generator | None = None) -> None:
-        if not 0.0 <= probability <= 1.0:
-            expected = "expected a probability between 0 and 1"
-            raise ValueError(f"dropout: {expected}, got {probability}")
-        self.probability = probability
-        self.rng = np.random.default_rng() if rng is None else rng
-
-    def forward(self, input: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-        """The input times factors of 0 or 1/(1 - p); itself where nothing is dropped.
-
-        Raises:
-            TypeError: input is not a floating-point array.
-        """
-        check_floating("input", input)
-        factors = None
-        if self.training and self.probability > 0:
-            kept = self.rng.random(input.shape) >= self.probability
-            factors = kept.astype(input.real.dtype)
-            factors /= max(1 - self.probability, np.finfo(factors.dtype).tiny)
-        output = input if factors is None else input * factors
-        self.remember(output, factors=factors)
-        return output
-
-    def backward(
-        self, d_output: Float[np.ndarray, "*shape"]
-    ) -> Float[np.ndarray, "*shape"]:
-        """The gradient of the input: d_output times the same factors.
-
-        Raises:
-            RuntimeError: there was no forward yet.
-            TypeError: d_output is not floating point, or not of the dtype of the output.
-            ValueError: d_output has not the shape of the output.
-        """
-        factors = self.recall(d_output)["factors"]
-        return d_output if factors is None else d_output * factors
+    for name, array in vars(layer).items():
+        if isinstance(array, np.ndarray):
+            setattr(layer, name, array.astype(dtype))
+    for part in layer.parts().values():
+        cast(part, dtype)
+    return layer

@@ -11,12 +11,13 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
-from attnlib.checks import check_inputs
-from attnlib.scaled_dot_product import apply_mask, masked_softmax
+from attnlib.checks import refuse_bad_inputs
+from attnlib.masks import Mask, apply_mask
+from attnlib.scaled_dot_product import masked_softmax
 
 
 class AttentionFunction(Function):
@@ -32,7 +33,7 @@ class AttentionFunction(Function):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output (..., N, d_v) and weights (..., N, M), both with a gradient.
 
@@ -44,9 +45,9 @@ class AttentionFunction(Function):
             mask: as for `BaseAttention`; one that is added may be learned.
 
         Raises:
-            TypeError, ValueError: see `check_inputs`.
+            TypeError, ValueError: see `refuse_bad_inputs`.
         """
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         weights = masked_softmax(scores if mask is None else apply_mask(scores, mask))
         ctx.save_for_backward(query, key, value, weights)
@@ -54,7 +55,7 @@ class AttentionFunction(Function):
         return weights @ value, weights
 
     @staticmethod
-    def backward(ctx: Any, d_output: Tensor, d_returned: Tensor) -> tuple:
+    def backward(ctx: Any, d_output: Tensor, grad_returned: Tensor) -> tuple:
         """The gradients of query, key and value, and of a mask that asks for one.
 
         The mask is added after the scale, so it gets the gradient of the scaled scores,
@@ -62,13 +63,13 @@ class AttentionFunction(Function):
         """
         query, key, value, weights = ctx.saved_tensors
         d_value = weights.transpose(-2, -1) @ d_output
-        d_weights = d_output @ value.transpose(-2, -1) + d_returned
-        mean = (d_weights * weights).sum(dim=-1, keepdim=True)
-        d_scaled = weights * (d_weights - mean)
+        grad_weights = d_output @ value.transpose(-2, -1) + grad_returned
+        mean = (grad_weights * weights).sum(dim=-1, keepdim=True)
+        grad_scaled = weights * (grad_weights - mean)
         asked = any(ctx.needs_input_grad[3:])  # which is shorter where no mask was given
-        d_mask = d_scaled.sum_to_size(ctx.mask_shape) if asked else None
-        d_scores = d_scaled / math.sqrt(query.shape[-1])
-        return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value, d_mask
+        grad_mask = grad_scaled.sum_to_size(ctx.mask_shape) if asked else None
+        grad_scores = grad_scaled / math.sqrt(query.shape[-1])
+        return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, d_value, grad_mask
 
 
 class ProjectionFunction(Function):
@@ -93,8 +94,8 @@ class ProjectionFunction(Function):
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of input, W and b."""
         input, W = ctx.saved_tensors
-        tall, d_tall = input.reshape(-1, W.shape[0]), d_output.reshape(-1, W.shape[1])
-        return d_output @ W.T, tall.T @ d_tall, d_tall.sum(dim=0)
+        tall, grad_tall = input.reshape(-1, W.shape[0]), d_output.reshape(-1, W.shape[1])
+        return d_output @ W.T, tall.T @ grad_tall, grad_tall.sum(dim=0)
 
 
 class LayerNormFunction(Function):
@@ -131,9 +132,9 @@ class LayerNormFunction(Function):
         x_hat, inverse = LayerNormFunction.normalized(input, ctx.eps)
         g, d_model = d_output * gamma, len(gamma)
         along = (g * x_hat).mean(dim=-1, keepdim=True)
-        d_input = inverse * (g - g.mean(dim=-1, keepdim=True) - along * x_hat)
-        d_gamma = (d_output * x_hat).reshape(-1, d_model).sum(dim=0)
-        return d_input, d_gamma, d_output.reshape(-1, d_model).sum(dim=0), None
+        grad_input = inverse * (g - g.mean(dim=-1, keepdim=True) - along * x_hat)
+        grad_gamma = (d_output * x_hat).reshape(-1, d_model).sum(dim=0)
+        return grad_input, grad_gamma, d_output.reshape(-1, d_model).sum(dim=0), None
 
 
 class ReLUFunction(Function):
@@ -176,8 +177,8 @@ class EmbeddingFunction(Function):
         """The gradient of the table, and none of ids."""
         (ids,) = ctx.saved_tensors
         rows = d_output.reshape(-1, d_output.shape[-1])
-        d_weight = rows.new_zeros(ctx.vocab_size, rows.shape[1])
-        return d_weight.index_add(0, ids.flatten(), rows), None
+        grad_weight = rows.new_zeros(ctx.vocab_size, rows.shape[1])
+        return grad_weight.index_add(0, ids.flatten(), rows), None
 
 
 class CrossEntropyFunction(Function):
@@ -196,8 +197,8 @@ class CrossEntropyFunction(Function):
         return (logits.logsumexp(dim=-1) - right).mean()
 
     @staticmethod
-    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None]:
         """The gradient of the logits, and none of targets."""
         logits, targets = ctx.saved_tensors
         right = torch.nn.functional.one_hot(targets, logits.shape[-1])
-        return d_loss * (logits.softmax(dim=-1) - right) / targets.numel(), None
+        return grad_loss * (logits.softmax(dim=-1) - right) / targets.numel(), None
