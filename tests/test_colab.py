@@ -229,6 +229,9 @@ def test_code_is_that_of_the_chapter(editions, name):
             assert title.split()[2] in line.replace("# ", "", 1).split(), (line, title)
         for line, _ in changed:
             assert re.search(r'eq-|"_static/|"\.\./', line), line
+        at_home = before[cell.id].metadata
+        closed = "jupyter" in at_home or "remove-input" in at_home.get("tags", [])
+        assert ("jupyter" in cell.metadata) == closed, cell.id
         if not before[cell.id].source.startswith("# Solution"):
             assert cell.outputs == before[cell.id].outputs
 

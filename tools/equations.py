@@ -81,7 +81,7 @@ def checked(source: str, where: str, faults: list[str]) -> list[str]:
     except (tokenize.TokenError, SyntaxError) as error:
         raise BookError(f"{where}: not Python: {error}") from error
     comments = "".join(t.string + "\n" for t in tokens if t.type == tokenize.COMMENT)
-    said = re.findall(r"^#\s*checks\s+(eq-.*)", comments, re.MULTILINE)
+    said = re.findall(r"^#\s*(?:checks|illustrates)\s+(eq-.*)", comments, re.MULTILINE)
     labels = [label for line in said for label in re.findall(LABEL, line)]
     names = [t.string for t in tokens if t.type == tokenize.NAME]
     if labels and not any(name.startswith("assert") for name in names):

@@ -90,11 +90,16 @@ def find_marks(app: Sphinx) -> None:
     chapters = read_chapters(ROOT)
     links = find_checks(chapters, ROOT, [])
     pages = {chapter.key: chapter.name for chapter in chapters}
+    cells = "\n".join(cell.source for chapter in chapters for cell in chapter.cells)
+    said = re.findall(rf"^# illustrates ({LABEL}(?:, {LABEL})*)", cells, re.MULTILINE)
+    illustrated = {label for labels in said for label in labels.split(", ")}
     app.config.marks = {}
     for equation in (e for chapter in chapters for e in equations(chapter, [])):
         places = re.findall(r"<(cell-(\w+?)-[^>]+)>", " ".join(links[equation.label]))
         if places:
             kind = "" if equation.source.startswith("definition") else "checks"
+            if equation.label in illustrated:
+                kind = "illustrates"
             app.config.marks[equation.label] = kind, pages[places[0][1]], places[0][0]
 
 
