@@ -14,7 +14,7 @@ READY = $(VENV)/requirements-installed
 .DEFAULT_GOAL := book
 
 book: $(READY)
-	$(RUN) tools/build_book.py
+	$(RUN) tools build_book
 
 test: $(READY)
 	$(RUN) -m pytest $(SIDE_BY_SIDE)
@@ -24,10 +24,10 @@ CHAPTERS ?= changed
 chapters: $(READY)
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format
-	$(RUN) tools/tangle.py
-	$(RUN) tools/execute.py $(filter-out all,$(CHAPTERS))
-	$(RUN) tools/equations.py
-	$(RUN) tools/speed.py
+	$(RUN) tools tangle
+	$(RUN) tools execute $(filter-out all,$(CHAPTERS))
+	$(RUN) tools equations
+	$(RUN) tools speed
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("attnlib needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

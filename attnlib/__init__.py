@@ -5,14 +5,17 @@ below are sorted by chapter.
 """
 
 from attnlib import backprop, testing
-from attnlib.base import BaseAttention, causal_mask
+from attnlib.base import BaseAttention
 from attnlib.causal_attention import CausalAttention
-from attnlib.checks import check_inputs
+from attnlib.checks import refuse_bad_inputs
+from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
 from attnlib.flash_triton import flash_attention_triton
+from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
-from attnlib.multi_head import MultiHeadAttention, mask_from_torch, padding_mask
+from attnlib.masks import apply_mask, causal_mask, mask_from_torch, padding_mask
+from attnlib.multi_head import MultiHeadAttention
 from attnlib.online_softmax import (
     SoftmaxState,
     block_state,
@@ -20,18 +23,14 @@ from attnlib.online_softmax import (
     merge_states,
     online_attention,
 )
-from attnlib.plug_in_heads import LearnedBiasAttention, PhysicsGuidedAttention
+from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
-from attnlib.scaled_dot_product import ScaledDotProductAttention, apply_mask, masked_softmax
+from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
-from attnlib.transformer import (
-    LanguageModel,
-    TransformerBlock,
-    sample,
-    sinusoidal_positions,
-)
+from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
 
 __version__ = "0.1.0"
+check_inputs = refuse_bad_inputs  # what it was called before
 
 __all__ = [
     # Chapter 1: scaled dot-product attention
@@ -76,6 +75,6 @@ __all__ = [
     # Chapter 15: flash attention on a GPU
     "flash_attention_triton",
     # Appendix A: the contract
-    "check_inputs",
+    "refuse_bad_inputs",
     "testing",
 ]

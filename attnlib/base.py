@@ -1,5 +1,5 @@
-# Made by tools/tangle.py from book/01_scaled_dot_product.ipynb; see CONTRIBUTING.md.
-"""What every attention is, and the causal mask.
+# Made from book/01_scaled_dot_product.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""What every attention is.
 
 Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
 """
@@ -7,29 +7,10 @@ Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product
 import inspect
 from abc import ABC, abstractmethod
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-
-def causal_mask(
-    queries: int, keys: int | None = None, device: torch.device | str | None = None
-) -> Bool[Tensor, "queries keys"]:
-    """Which keys each query may see: True on and below the bottom-right diagonal.
-
-    Args:
-        queries: number of queries N.
-        keys: number of keys M; `None` means as many as queries.
-        device: where to make the mask.
-
-    Returns:
-        Boolean mask of shape (N, M), True = may attend. The last query sees every key.
-
-    Source: chapter 1, eq-causal-allowed.
-    """
-    keys = queries if keys is None else keys
-    everything = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return everything.tril(diagonal=keys - queries)
+from attnlib.masks import Mask
 
 
 class BaseAttention(nn.Module, ABC):
@@ -55,7 +36,7 @@ class BaseAttention(nn.Module, ABC):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[
         Float[Tensor, "*batch queries d_v"],
         Float[Tensor, "*batch queries keys"] | None,

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/03_causal_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/03_causal_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Causal self-attention: every token sees itself and the tokens before it.
 
 Derived in chapter 3, "Causal attention" (book/03_causal_attention.ipynb).

@@ -1,5 +1,5 @@
-# Made by tools/tangle.py from book/A_contract.ipynb; see CONTRIBUTING.md.
-"""The checks that refuse bad input, and the conversion under autocast before them.
+# Made from book/A_contract.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""What refuses bad input, and the conversion under autocast before it.
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
@@ -7,10 +7,10 @@ Derived in appendix A, "The contract" (book/A_contract.ipynb).
 from numbers import Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def check_mask(mask: Tensor, query: Tensor, keys: int) -> None:
+def refuse_bad_mask(mask: Tensor, query: Tensor, keys: int) -> None:
     """Refuses a mask of a wrong dtype, device or shape, before any arithmetic.
 
     Args:
@@ -51,7 +51,7 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return len(shape) <= len(target) and all(size in (1, full) for size, full in sizes)
 
 
-def check_inputs(
+def refuse_bad_inputs(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> None:
     """Refuses what an attention can't compute, before any arithmetic.
@@ -97,10 +97,10 @@ def check_inputs(
         expected = f"{key.shape[-2]} tokens as key"
         raise ValueError(f"value: expected {expected}, got shape {tuple(value.shape)}")
     if mask is not None:
-        check_mask(mask, query, keys=key.shape[-2])
+        refuse_bad_mask(mask, query, keys=key.shape[-2])
 
 
-def check_layer_input(
+def refuse_bad_tokens(
     name: str, x: Tensor, features: int, weight: Tensor, dims: int = 1
 ) -> None:
     """Refuses input that a layer with this weight can't take, before any arithmetic.
@@ -133,7 +133,58 @@ def check_layer_input(
         raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
 
 
-def check_probability(name: str, value: float) -> float:
+def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
+    """Refuses a mask that broadcasting could misread; the attention checks the rest.
+
+    Raises:
+        ValueError: neither 2 nor 4 dimensions, or 4 for tokens without a batch.
+
+    Source: chapter 5; the contract, appendix A.
+    """
+    if not isinstance(mask, Tensor) or mask.dim() == 2:
+        return
+    got = f"got shape {tuple(mask.shape)}"
+    if query.dim() == 2:
+        raise ValueError(
+            "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
+            f"{got}"
+        )
+    if mask.dim() != 4:
+        raise ValueError(
+            "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, "
+            f"keys), {got}; one mask for each sequence of the batch is mask[:, None]"
+        )
+
+
+def refuse_bad_block(scores: Tensor, value: Tensor) -> None:
+    """Refuses a block of keys that can't be mixed, before any arithmetic.
+
+    Args:
+        scores: expected (..., N, keys), floating point.
+        value: expected (..., keys, d_v), floating point, leading dimensions of scores.
+
+    Raises:
+        TypeError: not floating point.
+        ValueError: wrong rank or mismatched shapes.
+
+    Source: chapter 13; the contract, appendix A.
+    """
+    axes = {"scores": "queries, keys", "value": "keys, features"}
+    for (name, last), tensor in zip(axes.items(), (scores, value), strict=True):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+        if tensor.dim() < 2:
+            got = f"got shape {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected at least 2 dimensions ({last}), {got}")
+    got = f"got shape {tuple(value.shape)}"
+    if value.shape[:-2] != scores.shape[:-2]:
+        leading = tuple(scores.shape[:-2])
+        raise ValueError(f"value: expected leading dimensions {leading} as scores, {got}")
+    if value.shape[-2] != scores.shape[-1]:
+        raise ValueError(f"value: expected {scores.shape[-1]} keys as scores, {got}")
+
+
+def require_probability(name: str, value: float) -> float:
     """Returns `value` if it is a probability.
 
     Args:
@@ -154,7 +205,7 @@ def check_probability(name: str, value: float) -> float:
     return value
 
 
-def check_flag(name: str, value: bool) -> bool:
+def require_flag(name: str, value: bool) -> bool:
     """Returns `value` if it is a truth value, not a number put in its place.
 
     Args:
@@ -169,6 +220,64 @@ def check_flag(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
     return value
+
+
+def require_sizes(**sizes: int) -> None:
+    """Refuses a number of features, heads, layers or tokens below 1.
+
+    Args:
+        sizes: by the names of the arguments.
+
+    Raises:
+        ValueError: one of them is below 1.
+
+    Source: the contract, appendix A.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: expected at least 1, got {size}")
+
+
+def require_causal(heads: nn.Module) -> None:
+    """Refuses heads that let a token see later ones.
+
+    Args:
+        heads: one attention for all heads, or an `nn.ModuleList` with one for each.
+
+    Raises:
+        ValueError: a head has no attribute `causal`, or it is False.
+
+    Source: chapter 9; the contract, appendix A.
+    """
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        if not getattr(head, "causal", False):
+            raise ValueError(
+                "attention: expected causal=True, since a language model must not see "
+                f"later tokens, got {head!r}"
+            )
+
+
+def require_ids(ids: Tensor, context_length: int) -> None:
+    """Refuses what is not a sequence of tokens short enough.
+
+    Args:
+        ids: expected (..., tokens), integers.
+        context_length: the most tokens that are allowed.
+
+    Raises:
+        TypeError: not a tensor of int64 or int32.
+        ValueError: more tokens than context_length, or no dimension of tokens.
+
+    Source: chapter 9; the contract, appendix A.
+    """
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"ids: expected a tensor of int64 or int32, got {got}")
+    if ids.dim() < 1 or ids.shape[-1] > context_length:
+        raise ValueError(
+            f"ids: expected at most context_length = {context_length} tokens in "
+            f"the last dimension, got shape {tuple(ids.shape)}"
+        )
 
 
 def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

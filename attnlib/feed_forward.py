@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/08_feed_forward.ipynb; see CONTRIBUTING.md.
+# Made from book/08_feed_forward.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The feed-forward network: two projections of each token with a bend between them.
 
 Derived in chapter 8, "Feed-forward network" (book/08_feed_forward.ipynb).
@@ -11,8 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import check_probability
+from attnlib.checks import require_probability
 from attnlib.projection import Projection
+
+Activation = Callable[[Tensor], Tensor]  # acts entry by entry
 
 
 class FeedForwardNetwork(nn.Module):
@@ -40,13 +42,13 @@ class FeedForwardNetwork(nn.Module):
         d_model: int,
         d_ff: int | None = None,
         dropout: float = 0.0,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.linear_1 = Projection(d_model, d_ff)
         self.linear_2 = Projection(d_ff, d_model)
-        self.dropout = check_probability("dropout", dropout)
+        self.dropout = require_probability("dropout", dropout)
         self.activation = activation
 
     @classmethod
@@ -54,7 +56,7 @@ class FeedForwardNetwork(nn.Module):
         cls,
         linear_1: nn.Linear,
         linear_2: nn.Linear,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
     ) -> "FeedForwardNetwork":
         """A network with copies of two `nn.Linear`.
 

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/14_flash_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/14_flash_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Flash attention: exact attention in tiles, with memory linear in the number of tokens.
 
 Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).
@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from attnlib.base import BaseAttention
-from attnlib.checks import as_autocast, check_flag, check_inputs
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag
+from attnlib.masks import Mask
 
 LOG2E = math.log2(math.e)
+BlockSize = int | tuple[int, int]  # queries and keys in a tile
 
 
-def tile_sizes(
-    block_size: int | tuple[int, int] | None, matrices: int, queries: int, causal: bool
+def block_sizes(
+    block_size: BlockSize | None, matrices: int, queries: int, causal: bool
 ) -> tuple[int, int]:
     """Queries and keys in a tile.
 
@@ -60,7 +62,7 @@ def row_blocks(queries: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, queries))
 
 
-def tiles_of(
+def visible_tiles(
     rows: slice, queries: int, keys: int, causal: bool, size: int
 ) -> Iterator[tuple[slice, bool]]:
     """The blocks of keys that some query of a block sees, each with whether it is partial.
@@ -120,7 +122,7 @@ def apply_mask_(scores: Tensor, mask: Tensor) -> None:
         scores += added.masked_fill_(mask == -torch.inf, -torch.inf)
 
 
-class Tiling:
+class TiledAttention:
     """One attention cut into tiles: what its forward and its backward have in common.
 
     Args:
@@ -139,14 +141,14 @@ class Tiling:
         mask: Tensor | None,
         causal: bool,
         scale: float,
-        block_size: int | tuple[int, int] | None,
+        block_size: BlockSize | None,
     ) -> None:
         self.leading, self.dtype = query.shape[:-2], query.dtype
         self.q, self.k, self.v = (self.flat(x, 2) for x in (query, key, value))
         self.mask, self.causal, self.scale = mask, causal, scale
         matrices, self.queries, _ = self.q.shape
         self.keys = self.k.shape[1]
-        rows, cols = tile_sizes(block_size, matrices, self.queries, causal)
+        rows, cols = block_sizes(block_size, matrices, self.queries, causal)
         self.rows = max(1, min(rows, self.queries))
         self.cols = max(1, min(cols, self.keys))
         self.buffer = self.q.new_empty(matrices * self.rows * self.cols)
@@ -167,7 +169,7 @@ class Tiling:
         """
         q = self.q[:, rows] * (self.scale * LOG2E)
         shift = self.keys - self.queries
-        tiles = tiles_of(rows, self.queries, self.keys, self.causal, self.cols)
+        tiles = visible_tiles(rows, self.queries, self.keys, self.causal, self.cols)
         for cols, partial in tiles:
             s = product(q, self.k[:, cols].transpose(1, 2), self.buffer)
             if self.mask is not None:
@@ -239,35 +241,36 @@ class Tiling:
         output: Tensor,
         tops: Tensor,
         totals: Tensor,
-        d_output: Tensor,
-        d_lse: Tensor,
-        d_mask: Tensor | None,
+        grad_output: Tensor,
+        grad_lse: Tensor,
+        grad_mask: Tensor | None,
     ) -> list[Tensor]:
-        """The gradients of query, key and value; that of the mask is added to d_mask."""
-        output, d_output = self.flat(output, 2), self.flat(d_output, 2)
-        delta = (d_output * output).sum(dim=-1) - self.flat(d_lse, 1)  # eq-flash-delta
+        """Gradients of query, key and value; that of the mask is added to grad_mask."""
+        output, grad_output = self.flat(output, 2), self.flat(grad_output, 2)
+        # eq-flash-delta
+        delta = (grad_output * output).sum(dim=-1) - self.flat(grad_lse, 1)
         level = tops + totals.log2()  # log-sum-exp; where m is huge, l is lost in it,
         rest = totals * torch.exp2(tops - level)  # and kept here
         delta = delta[..., None] / rest
-        d_q, d_k, d_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
+        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
         second = torch.empty_like(self.buffer)
         width = max(self.k.shape[-1], self.v.shape[-1])
         small = self.q.new_empty(len(self.q) * self.cols * width)
         for rows in row_blocks(self.queries, self.rows):
-            q, d_o = self.q[:, rows], d_output[:, rows] / rest[:, rows]
-            d_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
+            q, grad_o = self.q[:, rows], grad_output[:, rows] / rest[:, rows]
+            grad_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
             for cols, s in self.scores(rows):
                 p = s.sub_(level[:, rows]).exp2_()
-                d_v[:, cols] += product(p.transpose(1, 2), d_o, small)
-                d_s = product(d_o, self.v[:, cols].transpose(1, 2), second)
-                d_s.sub_(delta[:, rows]).mul_(p)
-                if d_mask is not None:
-                    part = mask_tile(d_mask, rows, cols)
-                    part += self.unflat(d_s, part.dtype).sum_to_size(part.shape)
-                d_q_rows.baddbmm_(d_s, self.k[:, cols])
-                d_k[:, cols] += product(d_s.transpose(1, 2), q, small)
-            d_q[:, rows] = d_q_rows
-        gradients = (d_q.mul_(self.scale), d_k.mul_(self.scale), d_v)
+                grad_v[:, cols] += product(p.transpose(1, 2), grad_o, small)
+                grad_s = product(grad_o, self.v[:, cols].transpose(1, 2), second)
+                grad_s.sub_(delta[:, rows]).mul_(p)
+                if grad_mask is not None:
+                    part = mask_tile(grad_mask, rows, cols)
+                    part += self.unflat(grad_s, part.dtype).sum_to_size(part.shape)
+                grad_q_rows.baddbmm_(grad_s, self.k[:, cols])
+                grad_k[:, cols] += product(grad_s.transpose(1, 2), q, small)
+            grad_q[:, rows] = grad_q_rows
+        gradients = (grad_q.mul_(self.scale), grad_k.mul_(self.scale), grad_v)
         return [self.unflat(d, self.dtype) for d in gradients]
 
 
@@ -286,32 +289,34 @@ class FlashFunction(Function):
         mask: Tensor | None,
         *options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Output (..., N, d_v) and log-sum-exp (..., N); arguments as for `Tiling`."""
-        output, lse, *kept = Tiling(query, key, value, mask, *options).forward()
+        """Output (..., N, d_v), log-sum-exp (..., N); arguments as for `TiledAttention`."""
+        output, lse, *kept = TiledAttention(query, key, value, mask, *options).forward()
         ctx.options = options
         ctx.save_for_backward(query, key, value, mask, output, *kept)
         return output, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_output: Tensor, grad_lse: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value and mask."""
         query, key, value, mask, *kept = ctx.saved_tensors
-        tiling = Tiling(query, key, value, mask, *ctx.options)
-        d_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
-        gradients = tiling.backward(*kept, d_output, d_lse, d_mask)
-        return *gradients, d_mask, *(None for _ in ctx.options)
+        attention = TiledAttention(query, key, value, mask, *ctx.options)
+        grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
+        gradients = attention.backward(*kept, grad_output, grad_lse, grad_mask)
+        return *gradients, grad_mask, *(None for _ in ctx.options)
 
 
 def flash_attention(
     query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*batch keys d_k"],
     value: Float[Tensor, "*batch keys d_v"],
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    mask: Mask | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
-    block_size: int | tuple[int, int] | None = None,
+    block_size: BlockSize | None = None,
     return_lse: bool = False,
 ) -> (
     Float[Tensor, "*batch queries d_v"]
@@ -348,7 +353,7 @@ def flash_attention(
     Dao et al. (2022).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    check_inputs(query, key, value, mask)
+    refuse_bad_inputs(query, key, value, mask)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     output, lse = FlashFunction.apply(query, key, value, mask, causal, scale, block_size)
     return (output, lse) if return_lse else output
@@ -395,18 +400,18 @@ class FlashAttention(BaseAttention):
         self,
         causal: bool = False,
         scale: float | None = None,
-        block_size: int | tuple[int, int] | None = None,
+        block_size: BlockSize | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         if backend not in ("auto", *BACKENDS):
             expected = ", ".join(map(repr, ("auto", *BACKENDS)))
             raise ValueError(f"backend: expected one of {expected}, got {backend!r}")
-        tile_sizes(block_size, matrices=1, queries=1, causal=causal)
+        block_sizes(block_size, matrices=1, queries=1, causal=causal)
         if block_size is not None and backend not in ("auto", "torch"):
             expected = f"expected None, since {backend!r} chooses its own tiles"
             raise ValueError(f"block_size: {expected}, got {block_size!r}")
-        self.causal, self.scale = check_flag("causal", causal), scale
+        self.causal, self.scale = require_flag("causal", causal), scale
         self.block_size, self.backend = block_size, backend
 
     def forward(
@@ -414,11 +419,11 @@ class FlashAttention(BaseAttention):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         backend = self.backend
         if backend == "auto":
             fit = [name for name, b in BACKENDS.items() if b.suits(query, value, mask)]

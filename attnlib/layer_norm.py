@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/07_layer_norm.ipynb; see CONTRIBUTING.md.
+# Made from book/07_layer_norm.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Layer normalization: each token to mean 0 and variance 1, then a learned scale.
 
 Derived in chapter 7, "Layer normalization" (book/07_layer_norm.ipynb).
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import check_layer_input
+from attnlib.checks import refuse_bad_tokens, require_sizes
 
 
 class LayerNorm(nn.Module):
@@ -31,8 +31,7 @@ class LayerNorm(nn.Module):
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"d_model: expected at least 1, got {d_model}")
+        require_sizes(d_model=d_model)
         if not eps >= 0:
             raise ValueError(f"eps: expected a number of at least 0, got {eps}")
         self.eps = eps
@@ -71,5 +70,5 @@ class LayerNorm(nn.Module):
             TypeError: input is not floating point, or not of the dtype of gamma.
             ValueError: input has not d_model features, or is on another device.
         """
-        check_layer_input("input", input, len(self.gamma), self.gamma)
+        refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
         return F.layer_norm(input, self.gamma.shape, self.gamma, self.beta, self.eps)

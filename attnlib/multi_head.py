@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/05_multi_head.ipynb; see CONTRIBUTING.md.
+# Made from book/05_multi_head.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Multi-head attention: several attentions side by side, each in its own subspace.
 
 Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
-from attnlib.checks import check_layer_input
+from attnlib.checks import refuse_ambiguous_mask, refuse_bad_tokens
+from attnlib.masks import Mask
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -37,9 +38,12 @@ def merge_heads(
     return x.transpose(-3, -2).flatten(-2)
 
 
+# What makes the heads: a class, one attention for all, or one for each.
+AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
+
+
 def make_heads(
-    attention: type[BaseAttention] | BaseAttention | Sequence[BaseAttention] | None,
-    num_heads: int,
+    attention: AttentionLike | None, num_heads: int
 ) -> BaseAttention | nn.ModuleList:
     """One attention for all heads, or a list with one for each.
 
@@ -104,29 +108,6 @@ def attend_each(
     return torch.cat(outputs, dim=-3), per_head if formed else None
 
 
-def check_dimensions(mask: Tensor | None, query: Tensor) -> None:
-    """Refuses a mask that broadcasting could misread; the attention checks the rest.
-
-    Raises:
-        ValueError: neither 2 nor 4 dimensions, or 4 for tokens without a batch.
-
-    Source: chapter 5; the contract, appendix A.
-    """
-    if not isinstance(mask, Tensor) or mask.dim() == 2:
-        return
-    got = f"got shape {tuple(mask.shape)}"
-    if query.dim() == 2:
-        raise ValueError(
-            "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
-            f"{got}"
-        )
-    if mask.dim() != 4:
-        raise ValueError(
-            "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, "
-            f"keys), {got}; one mask for each sequence of the batch is mask[:, None]"
-        )
-
-
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
@@ -151,10 +132,7 @@ class MultiHeadAttention(nn.Module):
         self,
         embed_dim: int,
         num_heads: int,
-        attention: type[BaseAttention]
-        | BaseAttention
-        | Sequence[BaseAttention]
-        | None = None,
+        attention: AttentionLike | None = None,
         bias: bool = True,
     ) -> None:
         super().__init__()
@@ -179,7 +157,7 @@ class MultiHeadAttention(nn.Module):
         query: Float[Tensor, "*batch queries embed_dim"],
         key: Float[Tensor, "*batch keys embed_dim"] | None = None,
         value: Float[Tensor, "*batch keys embed_dim"] | None = None,
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
         """Attends from N queries to M keys, with every head.
 
@@ -202,8 +180,8 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         for name, x in (("query", query), ("key", key), ("value", value)):
-            check_layer_input(name, x, self.embed_dim, self.q_proj.W, dims=2)
-        check_dimensions(mask, query)
+            refuse_bad_tokens(name, x, self.embed_dim, self.q_proj.W, dims=2)
+        refuse_ambiguous_mask(mask, query)
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.num_heads)
         v = split_heads(self.v_proj(value), self.num_heads)
@@ -245,81 +223,3 @@ class MultiHeadAttention(nn.Module):
                     projection.b.copy_(module.in_proj_bias.chunk(3)[index])
         made.out_proj = Projection.from_linear(module.out_proj)
         return made.train(module.training)
-
-
-def padding_mask(
-    lengths: Int[Tensor, " batch"] | Sequence[int],
-    max_length: int | None = None,
-    device: torch.device | str | None = None,
-) -> Bool[Tensor, "batch 1 1 keys"]:
-    """Which keys are words and not padding, for sequences padded at the end.
-
-    Args:
-        lengths: number of words of each sequence.
-        max_length: number of keys; `None` means the largest of the lengths.
-        device: where to make the mask; `None` means where the lengths are.
-
-    Returns:
-        Boolean mask of shape (batch, 1, 1, max_length), True = may attend.
-
-    Raises:
-        TypeError: lengths that are not whole numbers.
-        ValueError: not a list of lengths, or a length below 0 or above max_length.
-
-    Source: chapter 5; the contract, appendix A.
-    """
-    lengths = torch.as_tensor(lengths)
-    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
-    if not whole and lengths.numel():  # an empty list is floating point to PyTorch
-        raise TypeError(f"lengths: expected whole numbers, got {lengths.tolist()}")
-    if lengths.dim() != 1:
-        raise ValueError(
-            f"lengths: expected one number for each sequence, got {lengths.tolist()}"
-        )
-    longest = int(lengths.max()) if lengths.numel() else 0
-    max_length = longest if max_length is None else max_length
-    if longest > max_length or (lengths < 0).any():
-        raise ValueError(
-            f"lengths: expected numbers between 0 and max_length = {max_length}, "
-            f"got {lengths.tolist()}"
-        )
-    positions = torch.arange(max_length, device=device or lengths.device)
-    return (positions < lengths.to(positions.device)[:, None])[:, None, None, :]
-
-
-def mask_from_torch(
-    attn_mask: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    num_heads: int = 1,
-) -> Tensor | None:
-    """The mask of `MultiHeadAttention` for the two masks of `nn.MultiheadAttention`.
-
-    Args:
-        attn_mask: (N, M) or (batch · num_heads, N, M); boolean, True = blocked, or
-            floating, added to the scores.
-        key_padding_mask: (batch, M), likewise.
-        num_heads: number of heads, needed for an attn_mask of three dimensions.
-
-    Returns:
-        A mask of 2 or 4 dimensions, boolean with True = may attend if both are boolean,
-        otherwise floating; `None` if both are `None`.
-
-    Source: chapter 5.
-    """
-    masks = []
-    if attn_mask is not None:
-        per_head = attn_mask.dim() == 3
-        masks.append(attn_mask.unflatten(0, (-1, num_heads)) if per_head else attn_mask)
-    if key_padding_mask is not None:
-        masks.append(key_padding_mask[:, None, None, :])
-    if all(mask.dtype == torch.bool for mask in masks):
-        allowed = [~mask for mask in masks]
-        return allowed[0] & allowed[-1] if allowed else None
-    dtype = next(mask.dtype for mask in masks if mask.dtype != torch.bool)
-    additive = [
-        torch.zeros_like(m, dtype=dtype).masked_fill(m, -torch.inf)
-        if m.dtype == torch.bool
-        else m
-        for m in masks
-    ]
-    return additive[0] + additive[1] if len(additive) == 2 else additive[0]

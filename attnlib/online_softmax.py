@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/13_online_softmax.ipynb; see CONTRIBUTING.md.
+# Made from book/13_online_softmax.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Softmax-weighted means block by block: partial results that can be merged.
 
 Derived in chapter 13, "Online softmax" (book/13_online_softmax.ipynb).
@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from attnlib.checks import refuse_bad_block
 
 
 class SoftmaxState(NamedTuple):
@@ -67,34 +69,21 @@ def row_maximum(
 
 
 def prepare_block(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and values of a block, checked, in the dtype to compute in.
+    """Scores and values of a block in the dtype to compute in.
 
     Args:
-        scores: expected (..., N, keys), floating point.
-        value: expected (..., keys, d_v), floating point, leading dimensions of scores.
+        scores: shape (..., N, keys).
+        value: shape (..., keys, d_v), leading dimensions of scores.
 
     Returns:
         Both in the dtype of the scores, but float32 for anything shorter.
 
     Raises:
-        TypeError: not floating point.
-        ValueError: wrong rank or mismatched shapes.
+        TypeError, ValueError: see `refuse_bad_block`.
 
     Source: chapter 13, the contract of a block.
     """
-    axes = {"scores": "queries, keys", "value": "keys, features"}
-    for (name, last), tensor in zip(axes.items(), (scores, value), strict=True):
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
-        if tensor.dim() < 2:
-            got = f"got shape {tuple(tensor.shape)}"
-            raise ValueError(f"{name}: expected at least 2 dimensions ({last}), {got}")
-    got = f"got shape {tuple(value.shape)}"
-    if value.shape[:-2] != scores.shape[:-2]:
-        leading = tuple(scores.shape[:-2])
-        raise ValueError(f"value: expected leading dimensions {leading} as scores, {got}")
-    if value.shape[-2] != scores.shape[-1]:
-        raise ValueError(f"value: expected {scores.shape[-1]} keys as scores, {got}")
+    refuse_bad_block(scores, value)
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return scores.to(dtype), value.to(dtype)
 

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/04_projection.ipynb; see CONTRIBUTING.md.
+# Made from book/04_projection.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The linear layer output = input · W + b, with W stored as the formula has it.
 
 Derived in chapter 4, "Projection" (book/04_projection.ipynb).
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import check_layer_input
+from attnlib.checks import refuse_bad_tokens, require_sizes
 
 
 class Projection(nn.Module):
@@ -35,9 +35,7 @@ class Projection(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+        require_sizes(in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.W = nn.Parameter(torch.empty(in_features, out_features))
         self.b = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -70,5 +68,5 @@ class Projection(nn.Module):
             TypeError: input is not floating point, or not of the dtype of the weights.
             ValueError: input has not in_features features, or is on another device.
         """
-        check_layer_input("input", input, self.in_features, self.W)
+        refuse_bad_tokens("input", input, self.in_features, self.W)
         return F.linear(input, self.W.T, self.b)  # input @ W + b in one step

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/01_scaled_dot_product.ipynb; see CONTRIBUTING.md.
+# Made from book/01_scaled_dot_product.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Scaled dot-product attention, and the masked softmax that it is made of.
 
 Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
@@ -7,12 +7,13 @@ Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlib.base import BaseAttention, causal_mask
-from attnlib.checks import as_autocast, check_flag, check_inputs, check_probability
+from attnlib.base import BaseAttention
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag, require_probability
+from attnlib.masks import Mask, apply_mask, causal_mask
 
 
 def masked_softmax(
@@ -32,26 +33,6 @@ def masked_softmax(
     nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)
     return weights.masked_fill(nothing_allowed, 0.0)
-
-
-def apply_mask(
-    scores: Float[Tensor, "*batch queries keys"],
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."],
-) -> Float[Tensor, "*batch queries keys"]:
-    """Scores with a mask applied; the scores that came in are not changed.
-
-    Args:
-        scores: shape (..., N, M).
-        mask: broadcasts to the scores; boolean (True = may attend) or added to them.
-
-    Returns:
-        Masked scores of the same shape; a forbidden pair is -inf.
-
-    Source: chapter 1, eq-mask-boolean, eq-mask-additive.
-    """
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, -torch.inf)
-    return scores + mask
 
 
 class ScaledDotProductAttention(BaseAttention):
@@ -75,8 +56,8 @@ class ScaledDotProductAttention(BaseAttention):
         self, dropout: float = 0.0, causal: bool = False, scale: float | None = None
     ) -> None:
         super().__init__()
-        self.dropout = check_probability("dropout", dropout)
-        self.causal = check_flag("causal", causal)
+        self.dropout = require_probability("dropout", dropout)
+        self.causal = require_flag("causal", causal)
         self.scale = scale
 
     def forward(
@@ -84,11 +65,11 @@ class ScaledDotProductAttention(BaseAttention):
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         scores = (scale * query) @ key.transpose(-2, -1)
         if self.causal:

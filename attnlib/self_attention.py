@@ -1,14 +1,15 @@
-# Made by tools/tangle.py from book/02_self_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/02_self_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Self-attention: queries, keys and values of one sequence, by three learned maps.
 
 Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 """
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
-from attnlib.checks import check_flag, check_layer_input
+from attnlib.checks import refuse_bad_tokens, require_flag
+from attnlib.masks import Mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -31,7 +32,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:
         super().__init__()
-        check_flag("dqv_bias", dqv_bias)
+        require_flag("dqv_bias", dqv_bias)
         self.W_query = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=dqv_bias)
@@ -40,7 +41,7 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch tokens d_in"],
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
         return_weights: bool = False,
     ) -> (
         Float[Tensor, "*batch tokens d_out"]
@@ -64,7 +65,7 @@ class SelfAttention(nn.Module):
             ValueError: x has fewer than 2 dimensions, not d_in features, or another
                 device; or the mask does not broadcast.
         """
-        check_layer_input("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
+        refuse_bad_tokens("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
         query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
         context_vector, attn_weights = self.attention(query, key, value, mask)
         return (context_vector, attn_weights) if return_weights else context_vector

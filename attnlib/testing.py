@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/A_contract.ipynb; see CONTRIBUTING.md.
+# Made from book/A_contract.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The conformance suite: does a class keep the contract of `BaseAttention`?
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).

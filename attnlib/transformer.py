@@ -1,23 +1,21 @@
-# Made by tools/tangle.py from book/09_transformer.ipynb; see CONTRIBUTING.md.
+# Made from book/09_transformer.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The transformer: blocks of attention and feed-forward, and a language model of them.
 
 Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
 """
 
 import copy
-import math
-from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.base import BaseAttention
-from attnlib.checks import check_probability
-from attnlib.feed_forward import FeedForwardNetwork
+from attnlib.checks import require_causal, require_ids, require_probability, require_sizes
+from attnlib.feed_forward import Activation, FeedForwardNetwork
+from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
-from attnlib.multi_head import MultiHeadAttention
+from attnlib.multi_head import AttentionLike, MultiHeadAttention
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -55,16 +53,13 @@ class TransformerBlock(nn.Module):
         embed_dim: int,
         num_heads: int,
         d_ff: int | None = None,
-        attention: type[BaseAttention]
-        | BaseAttention
-        | Sequence[BaseAttention]
-        | None = None,
+        attention: AttentionLike | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
-        self.dropout = check_probability("dropout", dropout)
+        self.dropout = require_probability("dropout", dropout)
         if attention is None:
             attention = ScaledDotProductAttention(dropout)
         self.norm_1, self.norm_2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
@@ -166,20 +161,15 @@ class LanguageModel(nn.Module):
         num_heads: int,
         num_layers: int,
         d_ff: int | None = None,
-        attention: type[BaseAttention]
-        | BaseAttention
-        | Sequence[BaseAttention]
-        | None = None,
+        attention: AttentionLike | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: Activation = torch.relu,
         positions: str = "learned",
     ) -> None:
         super().__init__()
-        sizes = {"vocab_size": vocab_size, "context_length": context_length}
-        for name, size in {**sizes, "num_layers": num_layers}.items():
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+        require_sizes(vocab_size=vocab_size, context_length=context_length)
+        require_sizes(num_layers=num_layers)
         if attention is None:
             attention = ScaledDotProductAttention(dropout, causal=True)
         options = (dropout, norm_first, activation)
@@ -187,7 +177,7 @@ class LanguageModel(nn.Module):
             TransformerBlock(embed_dim, num_heads, d_ff, copy.deepcopy(attention), *options)
             for _ in range(num_layers)
         )
-        check_causal(self.blocks[0].attention)
+        require_causal(self.blocks[0].attention.attention)
         self.context_length, self.dropout = context_length, dropout
         self.token_embedding = nn.Embedding(vocab_size, embed_dim)
         self.norm = LayerNorm(embed_dim) if norm_first else nn.Identity()
@@ -222,7 +212,7 @@ class LanguageModel(nn.Module):
             TypeError: ids are not integers.
             ValueError: more tokens than context_length, or no dimension of tokens.
         """
-        self.check_ids(ids)
+        require_ids(ids, self.context_length)
         x = self.token_embedding(ids) + self.positions[: ids.shape[-1]]
         x = F.dropout(x, self.dropout, self.training)
         per_block = []
@@ -233,17 +223,6 @@ class LanguageModel(nn.Module):
                 per_block.append(weights)
         logits = F.linear(self.norm(x), self.token_embedding.weight)
         return (logits, per_block) if return_weights else logits
-
-    def check_ids(self, ids: Tensor) -> None:
-        """Refuses what is not a sequence of tokens short enough."""
-        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-            got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-            raise TypeError(f"ids: expected a tensor of int64 or int32, got {got}")
-        if ids.dim() < 1 or ids.shape[-1] > self.context_length:
-            raise ValueError(
-                f"ids: expected at most context_length = {self.context_length} tokens in "
-                f"the last dimension, got shape {tuple(ids.shape)}"
-            )
 
     @torch.no_grad()
     def generate(
@@ -277,55 +256,6 @@ class LanguageModel(nn.Module):
             chosen = sample(logits, temperature, top_k, generator)
             ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
         return ids
-
-
-def check_causal(attention: MultiHeadAttention) -> None:
-    """Refuses heads that let a token see later ones.
-
-    Raises:
-        ValueError: a head has no attribute `causal`, or it is False.
-
-    Source: chapter 9; the contract, appendix A.
-    """
-    heads = attention.attention
-    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
-        if not getattr(head, "causal", False):
-            raise ValueError(
-                "attention: expected causal=True, since a language model must not see "
-                f"later tokens, got {head!r}"
-            )
-
-
-def sample(
-    logits: Float[Tensor, "*batch vocab_size"],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Int[Tensor, "*batch 1"]:
-    """Draws one token from softmax(logits / temperature).
-
-    Args:
-        logits: shape (vocab_size,) or (batch, vocab_size).
-        temperature: at least 0; 0 means the likeliest token.
-        top_k: how many of the likeliest tokens may be drawn; `None` means all.
-        generator: the source of randomness; `None` means PyTorch's own.
-
-    Raises:
-        ValueError: temperature below 0, or top_k below 1.
-
-    Source: chapter 9, eq-temperature.
-    """
-    if not temperature >= 0:
-        raise ValueError(f"temperature: expected at least 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: expected at least 1, got {top_k}")
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator)
 
 
 def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:

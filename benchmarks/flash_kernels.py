@@ -33,15 +33,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from attnlib import flash_triton
+from attnlib.flash_triton.blocks import Heads
+from attnlib.flash_triton.launch import STATISTICS_ROWS, padded
 
-FLOAT32 = ("lse", "d_lse", "shift", "delta")  # pointers to one number a query
+FLOAT32 = ("lse", "grad_lse", "level", "delta")  # pointers to one number a query
 SIZES = ("heads", "queries", "keys", "scale")
 KERNELS = ("forward", "query_gradient", "key_value_gradient")
 CAPABILITIES = (80, 90, 100)
 TENSOR_CORE = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 DIVISIBLE = [["tt.divisibility", 16]]
 
-# The forward kernel for 90 with other tiles and widths than the table's, to compare with
+# The forward kernel for 90 with other settings and widths than the table's, to compare with
 # eq-registers and eq-shared-memory: queries, keys, d_k, d_v, warps, stages.
 COMPARED = (
     (64, 64, 64, 128, 4, 2),
@@ -53,7 +55,7 @@ COMPARED = (
     (128, 128, 128, 128, 4, 2),
 )
 
-# The forward kernel for 90 over a grid of tiles, which the figure of chapter 15 shows:
+# The forward kernel for 90 over a grid of settings, which the figure of chapter 15 shows:
 # head dimension, queries, keys, warps, stages.
 GRID = tuple(itertools.product((64, 128), (64, 128), (32, 64, 128), (4, 8), (1, 2, 3)))
 
@@ -69,7 +71,7 @@ class Case(NamedTuple):
     mask: str = "none"
     even: bool = True
     d_v: int = 0  # as dim
-    tiles: tuple[int, ...] = ()  # those of the table
+    setting: tuple[int, ...] = ()  # the table's
 
 
 def cases(which: str) -> list[Case]:
@@ -87,7 +89,7 @@ def cases(which: str) -> list[Case]:
         return [Case(*case) for case in found]
     if which == "grid":
         plain = {"causal": False}
-        return [Case("forward", 90, "fp16", d, tiles=tile, **plain) for d, *tile in GRID]
+        return [Case("forward", 90, "fp16", d, setting=s, **plain) for d, *s in GRID]
     found = itertools.product(KERNELS, CAPABILITIES, ("fp16",), (64, 128))
     extra = [
         Case("forward", 90, "bf16", 128, causal=False),
@@ -97,8 +99,8 @@ def cases(which: str) -> list[Case]:
         Case("statistics", 90, "fp16", 128),
     ]
     compared = [
-        Case("forward", 90, "fp16", d_k, causal=False, d_v=d_v, tiles=(r, c, warps, stages))
-        for r, c, d_k, d_v, warps, stages in COMPARED
+        Case("forward", 90, "fp16", d_k, causal=False, d_v=d_v, setting=(r, c, w, g))
+        for r, c, d_k, d_v, w, g in COMPARED
     ]
     return [*(Case(*case) for case in found), *extra, *compared]
 
@@ -107,18 +109,17 @@ def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
     """Constants, and warps and stages, as the module chooses them for this case."""
     dtype = torch.float32 if case.dtype == "fp32" else torch.float16
     d_k, d_v = case.dim, case.d_v or case.dim
-    padded = [flash_triton.padded(width) for width in (d_k, d_v)]
     constants = {
-        **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded[0], "PADDED_V": padded[1]},
+        **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded(d_k), "PADDED_V": padded(d_v)},
         **{"CAUSAL": case.causal, "MASK": case.mask, "BLOCK_Q": 64, "EVEN": case.even},
-        "ROWS": flash_triton.STATISTICS_ROWS,
+        "ROWS": STATISTICS_ROWS,
     }
     options = {"num_warps": 4, "num_stages": 3}
     if case.kernel != "statistics":
-        tiles = flash_triton.choose_tiles(case.kernel, d_k, dtype, case.capability)
-        tiles = flash_triton.Tiles(*case.tiles) if case.tiles else tiles
-        constants |= {"BLOCK_Q": tiles.queries, "BLOCK_K": tiles.keys}
-        options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        chosen = flash_triton.choose_setting(case.kernel, d_k, dtype, case.capability)
+        chosen = flash_triton.Setting(*case.setting) if case.setting else chosen
+        constants |= {"BLOCK_Q": chosen.queries, "BLOCK_K": chosen.keys}
+        options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
     return constants, options
 
 
@@ -126,12 +127,11 @@ def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
     """What Triton compiles, and with which warps and stages: as a launch would."""
     kernel = getattr(flash_triton, f"{case.kernel}_kernel")
     constants, options = constants_of(case)
-    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
-    signature, paths, attributes = {}, {}, {}
+    signature, known, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
-            paths[(index,)] = constants[name]
+            known[name] = constants[name]
         elif name in SIZES:  # a launch would find out what 16 divides; lengths need not be
             signature[name] = "fp32" if name == "scale" else "i32"
         elif name in FLOAT32:
@@ -140,10 +140,10 @@ def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
         else:  # a tensor with its strides, of which the last is 1
             boolean = name == "mask" and case.mask == "boolean"
             pointer = "*u8" if boolean else f"*{case.dtype}"
-            signature[name] = flash_triton.Heads(pointer, "i32", "i32", "i32", "constexpr")
-            paths[(index, 4)] = 1
+            signature[name] = Heads(pointer, "i32", "i32", "i32", "constexpr")
+            known[(index, 4)] = 1
             attributes.update({(index, place): DIVISIBLE for place in range(4)})
-    return ASTSource(kernel, signature, paths, attributes), options
+    return ASTSource(kernel, signature, known, attributes), options
 
 
 def assembler(capability: int) -> str:

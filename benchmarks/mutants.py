@@ -6,7 +6,7 @@ change, a fork of this process runs the tests that come by the line, those that 
 function, and the quick ones that come by none, which may read signatures, until one fails.
 
 Why no test can tell a survivor from the original, or none needs to, stands in
-mutants_equivalent.toml, which tests/test_mutants.py compares with the record.
+mutants_equivalent.toml, which tests/tools/test_mutants.py compares with the record.
 
 python benchmarks/mutants.py              writes results/mutants.json, in an hour or two
 python benchmarks/mutants.py projection   renews what it says of this module
@@ -171,7 +171,7 @@ def imports_package(file: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="such as backprop.layer")
+    parser.add_argument("modules", nargs="*", help="such as backprop.base")
     parser.add_argument("--root", type=Path, default=HERE.parent, help="of the package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--show", action="store_true", help="record nothing")
@@ -179,8 +179,9 @@ def main() -> int:
     root, package = args.root.resolve(), args.root.resolve() / "attnlib"
     files = sorted(f for f in package.rglob("*.py") if f.name != "__init__.py")
     names = [".".join(f.relative_to(package).with_suffix("").parts) for f in files]
-    names = args.modules or [name for name in names if name not in LEFT_OUT]
-    tests = [str(f) for f in sorted((root / "tests").glob("*.py")) if imports_package(f)]
+    names = args.modules or [n for n in names if n.partition(".")[0] not in LEFT_OUT]
+    tests = sorted((root / "tests").rglob("test_*.py"))
+    tests = [str(file) for file in tests if imports_package(file)]
     os.chdir(root)
     sys.path.insert(0, str(root))
     trial = Trial(root, names, args.jobs)

@@ -22,11 +22,11 @@ from playwright.sync_api import Browser, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
-from one_page import contents, parse
+from editions.one_page import contents
 from site_browser import ARGUMENTS, find_chromium, serve
 
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parent / "tools" / "build_book.py"
+TOOLS = HERE.parent / "tools"
 # Milliseconds, or 0 on a page without formulas, which loads no MathJax.
 RENDERED = """addEventListener("DOMContentLoaded", () =>
   Promise.resolve(window.MathJax?.startup?.promise).then(() => {
@@ -37,7 +37,7 @@ RENDERED = """addEventListener("DOMContentLoaded", () =>
 def build(folder: Path) -> float:
     """Seconds to build the site into an empty folder."""
     start = time.perf_counter()
-    command = [sys.executable, str(BUILD), "--into", str(folder)]
+    command = [sys.executable, str(TOOLS), "build_book", "--into", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - start
 
@@ -58,7 +58,7 @@ def visit(browser: Browser, url: str) -> tuple[list[bytes], float]:
 
 def measure(site: Path, rounds: int) -> dict[str, Any]:
     """Weight and median time of every page of the contents."""
-    pages = [name for name, _, _ in contents(parse(site / "index.html"))]
+    pages = [name for name, *_ in contents(site)]
     weights: dict[str, dict[str, float]] = {}
     times: dict[str, list[float]] = {name: [] for name in pages}
     with serve(site) as address, sync_playwright() as playwright:

@@ -9,7 +9,7 @@ from attnlib import (
     BaseAttention,
     LanguageModel,
     ScaledDotProductAttention,
-    check_inputs,
+    refuse_bad_inputs,
 )
 from attnlib.testing import check_attention
 
@@ -23,7 +23,7 @@ class NearAttention(BaseAttention):
         self.attention = ScaledDotProductAttention(causal=causal)
 
     def forward(self, query, key, value, mask=None):
-        check_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         queries, keys = query.shape[-2], key.shape[-2]
         place = torch.arange(keys, device=query.device)
         asks = torch.arange(keys - queries, keys, device=query.device)  # the last tokens

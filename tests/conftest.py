@@ -6,23 +6,30 @@ import sys
 from pathlib import Path
 
 import pytest
-from chapters import BookError
-from execute import changed
 from filelock import FileLock
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
+
+from bookkit.chapters import BookError
+from bookkit.execute import changed
 from site_browser import ARGUMENTS, find_chromium
 
 # All before the first import of attnlib. Tests side by side, and the kernels of their
 # notebooks, keep to one thread each: more would wait for each other. Elsewhere a thread
 # that waits sleeps, and leaves a busy machine to the others. Triton reads the source of its
-# kernels, where a wrapper around the function would stand in its way.
+# kernels, where a wrapper around the function would stand in its way: modules that have
+# some are not checked.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["TRITON_INTERPRET"] = "1"
-modules = {path.stem for path in (Path(__file__).parent.parent / "attnlib").iterdir()}
-checked = [f"attnlib.{name}" for name in sorted(modules - {"flash_triton"})]
+ROOT = Path(__file__).resolve().parent.parent
+STATIC = ROOT / "book" / "_static"
+checked = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "attnlib").rglob("*.py"))
+    if "@triton.jit" not in path.read_text(encoding="utf-8")
+]
 install_import_hook(checked, "beartype.beartype")
 
 # The same examples on every run: a failure is then a change of the code, never of luck.
@@ -43,9 +50,6 @@ def as_shipped():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
-
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config):
@@ -71,7 +75,7 @@ def site(tmp_path_factory, testrun_uid) -> Path:
     with FileLock(f"{built}.lock"):
         if not built.exists():
             build = subprocess.run(
-                [sys.executable, "tools/build_book.py"],
+                [sys.executable, "tools", "build_book"],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
@@ -102,13 +106,17 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open a figure to touch as a page of its own; fail on an error or a request."""
+    """Open a figure to touch, with its library, as a page; fail on an error or a request.
+
+    With `scripts=False` it is what a reader sees whose browser runs none.
+    """
     contexts, problems = [], []
 
-    def show(fragment, width=760, height=900, copies=1, **options):
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, **options
-        )
+    def show(name, width=760, height=900, copies=1, scripts=True, **options):
+        files = (STATIC / f"{part}.html" for part in ("touch", name))
+        fragment = "".join(file.read_text(encoding="utf-8") for file in files)
+        size = {"width": width, "height": height}
+        context = browser.new_context(viewport=size, java_script_enabled=scripts, **options)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(f"script error: {error}"))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SERVER = "https://github.com"
-NOTEBOOKS = "colab"  # the branch that holds the notebooks that tools/colab.py writes
+NOTEBOOKS = "colab"  # the branch of the notebooks that editions/colab.py writes
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 from address import address
-from chapters import run
-from colab import write_editions
+from bookkit.chapters import ROOT, run
+from editions.colab import write_editions
 
-ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 
 

@@ -1,7 +1,7 @@
 """Say whether a release may be made, write its notes, and build its wheel and sdist.
 
-    python tools/release.py --tag v0.1.0 --notes notes.md
-    python tools/release.py --build dist
+    python tools release --tag v0.1.0 --notes notes.md
+    python tools release --build dist
 
 The first fails unless the tag, the package, CITATION.cff and CHANGELOG.md name one version
 and the changelog its date. The second gives the same bytes whenever the files are the same.
@@ -11,8 +11,9 @@ import os
 import re
 from pathlib import Path
 
-from chapters import BookError, parser, run, write_text
 from flit_core import buildapi
+
+from bookkit.chapters import BookError, parser, run, write_text
 
 SECTION = re.compile(r"^## \[(.+?)\] - (.+)\n((?:(?!## ).*\n)*)", re.MULTILINE)
 DATE = r"20\d\d-[01]\d-[0-3]\d"

@@ -2,7 +2,8 @@
 
 A layer has `forward`, which remembers what is needed, `backward(d_output)`, which gives the
 gradients of its inputs, and `parameters()` and `gradients()` with the same keys. The names
-below are sorted by chapter.
+below are sorted by chapter. `attnlib.backprop.autograd`, which hands these gradients to
+PyTorch, is imported by its own name: nothing here needs torch.
 """
 
 from attnlib.backprop.attention import (
@@ -10,24 +11,21 @@ from attnlib.backprop.attention import (
     softmax,
     softmax_backward,
 )
+from attnlib.backprop.base import Layer, cast
+from attnlib.backprop.cross_entropy import CrossEntropy
+from attnlib.backprop.dropout import Dropout
+from attnlib.backprop.embedding import Embedding
+from attnlib.backprop.feed_forward import FeedForwardNetwork, ReLU
 from attnlib.backprop.gradient_check import (
     complex_step,
     finite_differences,
     gradient_check,
     relative_error,
 )
-from attnlib.backprop.layer import Dropout, Layer
-from attnlib.backprop.layers import (
-    CrossEntropy,
-    Embedding,
-    FeedForwardNetwork,
-    LayerNorm,
-    Projection,
-    ReLU,
-    cast,
-)
+from attnlib.backprop.layer_norm import LayerNorm
 from attnlib.backprop.multi_head import MultiHeadAttention
 from attnlib.backprop.optimizers import SGD, Adam
+from attnlib.backprop.projection import Projection
 from attnlib.backprop.transformer import LanguageModel, TransformerBlock
 
 __all__ = [
@@ -35,6 +33,7 @@ __all__ = [
     "Dropout",
     "Layer",
     "ScaledDotProductAttention",
+    "cast",
     "complex_step",
     "finite_differences",
     "gradient_check",
@@ -48,7 +47,6 @@ __all__ = [
     "LayerNorm",
     "Projection",
     "ReLU",
-    "cast",
     # Chapter 12: a network without autograd
     "Adam",
     "LanguageModel",

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/10_backward_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/10_backward_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Scaled dot-product attention with its backward by hand, in NumPy.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
@@ -9,7 +9,12 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnlib.backprop.layer import Dropout, Layer, check_floating
+from attnlib.backprop.base import Layer
+from attnlib.backprop.checks import refuse_bad_inputs
+from attnlib.backprop.dropout import Dropout
+
+# True = may attend, or numbers that are added to the scores; broadcasts to the scores.
+Mask = Bool[np.ndarray, "..."] | Float[np.ndarray, "..."]
 
 
 def softmax(scores: Float[np.ndarray, "*batch keys"]) -> Float[np.ndarray, "*batch keys"]:
@@ -50,14 +55,14 @@ def softmax_backward(
     Source: chapter 10, eq-softmax-backward.
     """
     mean = np.einsum("...j,...j->...", d_weights, weights)
-    d_scores = d_weights - mean[..., None]
-    d_scores *= weights
-    return d_scores
+    grad_scores = d_weights - mean[..., None]
+    grad_scores *= weights
+    return grad_scores
 
 
 def apply_mask(
     scores: Float[np.ndarray, "*batch queries keys"],
-    mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."],
+    mask: Mask,
 ) -> None:
     """Applies a mask to the scores in place.
 
@@ -71,76 +76,6 @@ def apply_mask(
         np.copyto(scores, -np.inf, where=~mask)
     else:
         scores += mask
-
-
-def check_attention_mask(mask: np.ndarray, query: np.ndarray, keys: int) -> None:
-    """Refuses a mask of a wrong dtype or shape.
-
-    Args:
-        mask: expected to broadcast to the scores' shape (..., N, M).
-        query: shape (..., N, d_k).
-        keys: number of keys M.
-
-    Raises:
-        TypeError: not an array, or neither boolean nor of the dtype of query.
-        ValueError: a shape that does not broadcast to the scores'.
-
-    Source: chapter 10; the contract, appendix A.
-    """
-    dtype = query.real.dtype
-    if not isinstance(mask, np.ndarray) or mask.dtype not in (np.bool_, dtype):
-        got = mask.dtype if isinstance(mask, np.ndarray) else type(mask).__name__
-        raise TypeError(
-            "mask: expected a boolean array (True = may attend) or a "
-            f"{dtype} array that is added to the scores, got {got}"
-        )
-    shape = (*query.shape[:-1], keys)
-    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > len(shape) or any(size not in (1, full) for size, full in sizes):
-        expected = f"expected a shape that broadcasts to that of the scores, {shape}"
-        raise ValueError(f"mask: {expected}, got {mask.shape}")
-
-
-def check_attention_inputs(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, mask: np.ndarray | None = None
-) -> None:
-    """Refuses what an attention can't compute, with the words of chapter 1.
-
-    Args:
-        query: expected (..., N, d_k), floating point.
-        key: expected (..., M, d_k), dtype and leading dimensions of query.
-        value: expected (..., M, d_v), likewise.
-        mask: expected to broadcast to (..., N, M), boolean or of the dtype of query.
-
-    Raises:
-        TypeError: not an array, not floating point, or a mixed dtype.
-        ValueError: wrong rank or mismatched shapes.
-
-    Source: chapter 10; the contract, appendix A.
-    """
-    check_floating("query", query)
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        check_floating(name, array, query.dtype)
-        got = f"got shape {array.shape}"
-        if array.ndim < 2:
-            raise ValueError(
-                f"{name}: expected at least 2 dimensions (tokens, features), {got}"
-            )
-        if array.shape[:-2] != query.shape[:-2]:
-            leading = query.shape[:-2]
-            raise ValueError(
-                f"{name}: expected leading dimensions {leading} as query, {got}"
-            )
-    if key.shape[-1] != query.shape[-1] or key.shape[-1] == 0:
-        expected = (
-            f"d_k = {query.shape[-1]} features as query" if query.shape[-1] else "d_k ≥ 1"
-        )
-        raise ValueError(f"key: expected {expected}, got shape {key.shape}")
-    if value.shape[-2] != key.shape[-2]:
-        expected = f"{key.shape[-2]} tokens as key"
-        raise ValueError(f"value: expected {expected}, got shape {value.shape}")
-    if mask is not None:
-        check_attention_mask(mask, query, keys=key.shape[-2])
 
 
 class ScaledDotProductAttention(Layer):
@@ -181,7 +116,7 @@ class ScaledDotProductAttention(Layer):
         query: Float[np.ndarray, "*batch queries d_k"],
         key: Float[np.ndarray, "*batch keys d_k"],
         value: Float[np.ndarray, "*batch keys d_v"],
-        mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[
         Float[np.ndarray, "*batch queries d_v"], Float[np.ndarray, "*batch queries keys"]
     ]:
@@ -198,7 +133,7 @@ class ScaledDotProductAttention(Layer):
             TypeError: an array of the wrong or a mixed dtype.
             ValueError: a wrong rank or mismatched shapes.
         """
-        check_attention_inputs(query, key, value, mask)
+        refuse_bad_inputs(query, key, value, mask)
         queries, keys = query.shape[-2], key.shape[-2]
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else float(self.scale)
         scores = (scale * query) @ key.swapaxes(-2, -1)
@@ -243,10 +178,10 @@ class ScaledDotProductAttention(Layer):
         """
         kept = self.recall(d_output)
         d_value = kept["dropped"].swapaxes(-2, -1) @ d_output  # ①
-        d_weights = d_output @ kept["value"].swapaxes(-2, -1)  # ②
-        d_weights = self.dropout.backward(d_weights)
-        d_scores = softmax_backward(d_weights, kept["weights"])  # ③
-        d_scores *= kept["scale"]  # ④
-        d_query = d_scores @ kept["key"]  # ⑤
-        d_key = d_scores.swapaxes(-2, -1) @ kept["query"]  # ⑥
+        grad_weights = d_output @ kept["value"].swapaxes(-2, -1)  # ②
+        grad_weights = self.dropout.backward(grad_weights)
+        grad_scores = softmax_backward(grad_weights, kept["weights"])  # ③
+        grad_scores *= kept["scale"]  # ④
+        d_query = grad_scores @ kept["key"]  # ⑤
+        d_key = grad_scores.swapaxes(-2, -1) @ kept["query"]  # ⑥
         return d_query, d_key, d_value

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/10_backward_attention.ipynb; see CONTRIBUTING.md.
+# Made from book/10_backward_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Gradients without any derivation, to compare a backward with.
 
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlib.backprop.layer import Layer
+from attnlib.backprop.base import Layer
 
 
 def finite_differences(

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/12_backward_network.ipynb; see CONTRIBUTING.md.
+# Made from book/12_backward_network.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Multi-head attention with its backward by hand, in NumPy.
 
 Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
@@ -7,11 +7,12 @@ Derived in chapter 12, "A network without autograd" (book/12_backward_network.ip
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attnlib.backprop.attention import ScaledDotProductAttention
-from attnlib.backprop.layer import Layer
-from attnlib.backprop.layers import Projection, check_tokens
+from attnlib.backprop.attention import Mask, ScaledDotProductAttention
+from attnlib.backprop.base import Layer
+from attnlib.backprop.checks import refuse_bad_tokens
+from attnlib.backprop.projection import Projection
 
 
 def split_heads(
@@ -59,7 +60,7 @@ class EachHead(Layer):
         query: Float[np.ndarray, "*batch heads queries d_k"],
         key: Float[np.ndarray, "*batch heads keys d_k"],
         value: Float[np.ndarray, "*batch heads keys d_v"],
-        mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[
         Float[np.ndarray, "*batch heads queries d_v"], list[np.ndarray | None] | None
     ]:
@@ -193,7 +194,7 @@ class MultiHeadAttention(Layer):
         query: Float[np.ndarray, "*batch queries embed_dim"],
         key: Float[np.ndarray, "*batch keys embed_dim"] | None = None,
         value: Float[np.ndarray, "*batch keys embed_dim"] | None = None,
-        mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[
         Float[np.ndarray, "*batch queries embed_dim"], list[np.ndarray | None] | None
     ]:
@@ -218,7 +219,7 @@ class MultiHeadAttention(Layer):
         value = key if value is None else value
         inputs = {"query": query, "key": key, "value": value}
         for name, x in inputs.items():
-            check_tokens(x, len(self.q_proj.W), self.q_proj.W, name, dims=2)
+            refuse_bad_tokens(name, x, len(self.q_proj.W), self.q_proj.W, dims=2)
         if mask is not None and np.ndim(mask) not in (2, 4):
             expected = "expected 2 dimensions (queries, keys) or 4 (batch, heads, …)"
             raise ValueError(f"mask: {expected}, got shape {np.shape(mask)}")
@@ -251,10 +252,10 @@ class MultiHeadAttention(Layer):
             ValueError: d_output has not the shape of the output.
         """
         kept = self.recall(d_output)
-        d_heads = split_heads(self.out_proj.backward(d_output), self.num_heads)
-        d_q, d_k, d_v = (merge_heads(d) for d in self.attention.backward(d_heads))
-        d_query, d_key = self.q_proj.backward(d_q), self.k_proj.backward(d_k)
-        d_value = self.v_proj.backward(d_v)
+        grad_heads = split_heads(self.out_proj.backward(d_output), self.num_heads)
+        grad_q, grad_k, grad_v = map(merge_heads, self.attention.backward(grad_heads))
+        d_query, d_key = self.q_proj.backward(grad_q), self.k_proj.backward(grad_k)
+        d_value = self.v_proj.backward(grad_v)
         if kept["shared_value"]:
             d_key, d_value = d_key + d_value, None
         if kept["shared_key"]:

@@ -1,4 +1,4 @@
-# Made by tools/tangle.py from book/12_backward_network.ipynb; see CONTRIBUTING.md.
+# Made from book/12_backward_network.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The optimizers that turn gradients into steps, in NumPy.
 
 Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
@@ -6,19 +6,8 @@ Derived in chapter 12, "A network without autograd" (book/12_backward_network.ip
 
 import numpy as np
 
-from attnlib.backprop.layer import Layer
-
-
-def check_rate(name: str, value: float, below: float = np.inf) -> None:
-    """Refuses a number that is negative, too large or not a number.
-
-    Raises:
-        ValueError: not in [0, below).
-
-    Source: chapter 12.
-    """
-    if not 0 <= value < below:
-        raise ValueError(f"{name}: expected a number in [0, {below:g}), got {value}")
+from attnlib.backprop.base import Layer
+from attnlib.backprop.checks import require_rate
 
 
 def zeros_like_parameters(layer: Layer) -> dict[str, np.ndarray]:
@@ -47,8 +36,8 @@ class SGD:
     """
 
     def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
-        check_rate("lr", lr)
-        check_rate("momentum", momentum, below=1.0)
+        require_rate("lr", lr)
+        require_rate("momentum", momentum, below=1.0)
         self.layer, self.lr, self.momentum = layer, lr, momentum
         self.velocities = zeros_like_parameters(layer)
 
@@ -93,10 +82,10 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        check_rate("lr", lr)
-        check_rate("eps", eps)
+        require_rate("lr", lr)
+        require_rate("eps", eps)
         for beta in betas:
-            check_rate("betas", beta, below=1.0)
+            require_rate("betas", beta, below=1.0)
         self.layer, self.lr, self.betas, self.eps = layer, lr, betas, eps
         self.means = zeros_like_parameters(layer)
         self.squares = zeros_like_parameters(layer)

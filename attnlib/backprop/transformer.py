@@ -1,15 +1,19 @@
-# Made by tools/tangle.py from book/12_backward_network.ipynb; see CONTRIBUTING.md.
+# Made from book/12_backward_network.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The transformer of chapter 9 with its backward by hand, in NumPy.
 
 Derived in chapter 12, "A network without autograd" (book/12_backward_network.ipynb).
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
-from attnlib.backprop.attention import ScaledDotProductAttention
-from attnlib.backprop.layer import Dropout, Layer
-from attnlib.backprop.layers import Embedding, FeedForwardNetwork, LayerNorm, check_sizes
+from attnlib.backprop.attention import Mask, ScaledDotProductAttention
+from attnlib.backprop.base import Layer
+from attnlib.backprop.checks import require_sizes
+from attnlib.backprop.dropout import Dropout
+from attnlib.backprop.embedding import Embedding
+from attnlib.backprop.feed_forward import FeedForwardNetwork
+from attnlib.backprop.layer_norm import LayerNorm
 from attnlib.backprop.multi_head import MultiHeadAttention
 
 
@@ -57,7 +61,7 @@ class TransformerBlock(Layer):
     def forward(
         self,
         x: Float[np.ndarray, "*batch tokens embed_dim"],
-        mask: Bool[np.ndarray, "..."] | Float[np.ndarray, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> Float[np.ndarray, "*batch tokens embed_dim"]:
         """Output of the shape of x.
 
@@ -86,10 +90,10 @@ class TransformerBlock(Layer):
             ValueError: d_output has not the shape of the output.
         """
         self.recall(d_output)
-        d_processed = self.dropout_2.backward(d_output)
-        d_y = d_output + self.norm_2.backward(self.feed_forward.backward(d_processed))
-        d_attended, _, _ = self.attention.backward(self.dropout_1.backward(d_y))
-        return d_y + self.norm_1.backward(d_attended)
+        grad_processed = self.dropout_2.backward(d_output)
+        grad_y = d_output + self.norm_2.backward(self.feed_forward.backward(grad_processed))
+        grad_attended, _, _ = self.attention.backward(self.dropout_1.backward(grad_y))
+        return grad_y + self.norm_1.backward(grad_attended)
 
 
 class LanguageModel(Layer):
@@ -129,7 +133,7 @@ class LanguageModel(Layer):
         dropout: float = 0.0,
         rng: np.random.Generator | None = None,
     ) -> None:
-        check_sizes(context_length=context_length, num_layers=num_layers)
+        require_sizes(context_length=context_length, num_layers=num_layers)
         rng = np.random.default_rng() if rng is None else rng
         self.token_embedding = Embedding(vocab_size, embed_dim, rng)
         self.positions = rng.standard_normal((context_length, embed_dim))
@@ -187,15 +191,15 @@ class LanguageModel(Layer):
         """
         x = self.recall(d_output)["x"]
         embed_dim, tokens = x.shape[-1], x.shape[-2]
-        d_x = self.norm.backward(d_output @ self.token_embedding.weight)
+        grad_x = self.norm.backward(d_output @ self.token_embedding.weight)
         for block in reversed(self.blocks):
-            d_x = block.backward(d_x)
-        d_x = self.dropout.backward(d_x)
-        d_positions = np.zeros_like(self.positions)
-        d_positions[:tokens] = d_x.reshape(-1, tokens, embed_dim).sum(axis=0)
-        self._gradients = {"positions": d_positions}
-        self.token_embedding.backward(d_x)
+            grad_x = block.backward(grad_x)
+        grad_x = self.dropout.backward(grad_x)
+        grad_positions = np.zeros_like(self.positions)
+        grad_positions[:tokens] = grad_x.reshape(-1, tokens, embed_dim).sum(axis=0)
+        self._gradients = {"positions": grad_positions}
+        self.token_embedding.backward(grad_x)
         # The table is used twice: what the logits send back is added to the gradient.
-        d_logits = d_output.reshape(-1, d_output.shape[-1])
-        d_table = self.token_embedding.gradients()["weight"]
-        d_table += d_logits.T @ x.reshape(-1, embed_dim)
+        grad_logits = d_output.reshape(-1, d_output.shape[-1])
+        grad_table = self.token_embedding.gradients()["weight"]
+        grad_table += grad_logits.T @ x.reshape(-1, embed_dim)

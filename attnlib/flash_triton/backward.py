@@ -1,0 +1,196 @@
+# Made from book/15_flash_on_gpu.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""The backward kernels: two numbers for each query, then a walk along keys or queries.
+
+Derived in chapter 15, "Flash attention on a GPU" (book/15_flash_on_gpu.ipynb).
+"""
+
+from attnlib.flash_triton.blocks import load_block, matrix_of, store_block, tl, triton
+from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale
+
+
+@triton.jit
+def statistics_kernel(
+    output, grad_output, lse, grad_lse, level, delta, heads, queries,
+    D_V: tl.constexpr, PADDED_V: tl.constexpr, ROWS: tl.constexpr, BLOCK_Q: tl.constexpr,
+):  # fmt: skip
+    """Two numbers for each query: log-sum-exp to base 2, and D_i = dO_i · O_i − dlse_i.
+
+    `level` and `delta` have rows filled up to a multiple of ROWS, so that the kernels below
+    can read them without a check. Where there is no query, or one that sees no key, the
+    level is +inf: weights exp2(s − inf) = 0 follow, without a mask.
+
+    Source: chapter 14, eq-flash-delta.
+    """
+    tl.static_assert(ROWS % BLOCK_Q == 0)
+    blocks = tl.cdiv(queries, ROWS) * (ROWS // BLOCK_Q)
+    index = tl.program_id(0) // blocks
+    start = tl.program_id(0) % blocks * BLOCK_Q
+    output = matrix_of(output, index, heads, queries, D_V)
+    grad_output = matrix_of(grad_output, index, heads, queries, D_V)
+    o = load_block(output, start, BLOCK_Q, PADDED_V, True)
+    grad_o = load_block(grad_output, start, BLOCK_Q, PADDED_V, True)
+
+    query_at = start + tl.arange(0, BLOCK_Q)
+    row = tl.cast(index, tl.int64) * queries
+    inside = query_at < queries
+    total = tl.load(lse + row + query_at, mask=inside, other=float("-inf"))
+    change = tl.load(grad_lse + row + query_at, mask=inside, other=0.0)
+    d = tl.sum(o.to(tl.float32) * grad_o.to(tl.float32), 1) - change
+    base_2 = total * LOG2E
+    empty = base_2 == float("-inf")  # it has nothing to pass on, whatever comes in
+    row = tl.cast(index, tl.int64) * (blocks * BLOCK_Q)
+    tl.store(level + row + query_at, tl.where(empty, float("inf"), base_2))
+    tl.store(delta + row + query_at, tl.where(empty, 0.0, d))
+
+
+@triton.jit
+def query_step(
+    q, grad_o, key, value, mask, at, whole, query_at, level, delta, grad_q, scale,
+    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Adds the share of one block of keys and values to dQ of a block of queries.
+
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
+    """
+    k = load_block(key, at, BLOCK_K, q.shape[1], not EVEN)
+    v = load_block(value, at, BLOCK_K, grad_o.shape[1], not EVEN)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASK != "none" or ((CAUSAL or not EVEN) and at >= whole):
+        key_at = at + tl.arange(0, BLOCK_K)
+        scores = hide(scores, query_at[:, None], key_at[None, :], mask, scale, CAUSAL, MASK)
+    weights = tl.exp2(scores * rest_of_scale(scale, MASK) - level[:, None])
+    grad_weights = tl.dot(grad_o, tl.trans(v), input_precision="ieee")
+    grad_scores = weights * (grad_weights - delta[:, None])
+    return tl.dot(grad_scores.to(k.dtype), k, grad_q, input_precision="ieee")
+
+
+@triton.jit
+def query_gradient_kernel(
+    query, key, value, mask, grad_output, level, delta, grad_query,
+    heads, queries, keys, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """dQ of one block of queries of one head: the forward kernel's walk along the keys.
+
+    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients.
+    """
+    tl.static_assert(ROWS % BLOCK_Q == 0)  # or a block would end beyond level and delta
+    blocks = tl.cdiv(queries, BLOCK_Q)
+    index = tl.program_id(0) // blocks
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_Q
+    query = matrix_of(query, index, heads, queries, D_K)
+    key = matrix_of(key, index, heads, keys, D_K)
+    value = matrix_of(value, index, heads, keys, D_V)
+    mask = matrix_of(mask, index, heads, queries, keys)
+    grad_output = matrix_of(grad_output, index, heads, queries, D_V)
+    grad_query = matrix_of(grad_query, index, heads, queries, D_K)
+
+    q = load_block(query, start, BLOCK_Q, PADDED_K, True)
+    grad_o = load_block(grad_output, start, BLOCK_Q, PADDED_V, True)
+    query_at = start + tl.arange(0, BLOCK_Q)
+    row = tl.cast(index, tl.int64) * (tl.cdiv(queries, ROWS) * ROWS)
+    level = tl.load(level + row + query_at)
+    delta = tl.load(delta + row + query_at)
+    grad_q = tl.zeros((BLOCK_Q, PADDED_K), tl.float32)
+
+    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
+    for at in range(0, end, BLOCK_K):
+        grad_q = query_step(
+            q, grad_o, key, value, mask, at, whole, query_at, level, delta, grad_q,
+            scale, BLOCK_K, EVEN, CAUSAL, MASK,
+        )  # fmt: skip
+    store_block(grad_query, grad_q * scale, start, BLOCK_Q, PADDED_K)
+
+
+@triton.jit
+def query_range(
+    start, queries, keys,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Which queries a block of keys meets: before `seen` none sees any of the keys, from
+    `whole` on all see all. Both are multiples of BLOCK_Q.
+
+    Keys beyond the last need no check: each row of dK and dV is its own sum, and theirs
+    are not stored. There is at least one query.
+
+    Source: chapter 15, eq-query-range.
+    """
+    seen = 0
+    whole = 0
+    if CAUSAL:  # key j is seen by the queries i ≥ j + N − M
+        seen = tl.maximum(start + queries - keys, 0) // BLOCK_Q * BLOCK_Q
+        last_key = tl.minimum(start + BLOCK_K, keys) - 1
+        whole = tl.cdiv(tl.maximum(last_key + queries - keys, 0), BLOCK_Q) * BLOCK_Q
+    return seen, whole
+
+
+@triton.jit
+def key_value_step(
+    k, v, query, grad_output, mask, at, whole, key_at, level, delta, grad_k, grad_v, scale,
+    BLOCK_Q: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Adds the share of one block of queries to dK and dV of a block of keys.
+
+    Scores and weights are formed transposed, (keys, queries), as the products PᵀdO and
+    dSᵀQ need them.
+
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
+    """
+    query_at = at + tl.arange(0, BLOCK_Q)
+    q = load_block(query, at, BLOCK_Q, k.shape[1], not EVEN)
+    scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+    if MASK != "none" or (CAUSAL and at < whole):
+        scores = hide(scores, query_at[None, :], key_at[:, None], mask, scale, CAUSAL, MASK)
+    level = tl.load(level + query_at)
+    weights = tl.exp2(scores * rest_of_scale(scale, MASK) - level[None, :])
+    grad_o = load_block(grad_output, at, BLOCK_Q, v.shape[1], not EVEN)
+    grad_v = tl.dot(weights.to(grad_o.dtype), grad_o, grad_v, input_precision="ieee")
+    grad_weights = tl.dot(v, tl.trans(grad_o), input_precision="ieee")
+    delta = tl.load(delta + query_at)
+    grad_scores = weights * (grad_weights - delta[None, :])
+    grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k, input_precision="ieee")
+    return grad_k, grad_v
+
+
+@triton.jit
+def key_value_gradient_kernel(
+    query, key, value, mask, grad_output, level, delta, grad_key, grad_value,
+    heads, queries, keys, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one block of keys of one head: walks along the queries.
+
+    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients.
+    """
+    tl.static_assert(ROWS % BLOCK_Q == 0)
+    blocks = tl.cdiv(keys, BLOCK_K)
+    index = tl.program_id(0) // blocks
+    start = tl.program_id(0) % blocks * BLOCK_K
+    query = matrix_of(query, index, heads, queries, D_K)
+    key = matrix_of(key, index, heads, keys, D_K)
+    value = matrix_of(value, index, heads, keys, D_V)
+    mask = matrix_of(mask, index, heads, queries, keys)
+    grad_output = matrix_of(grad_output, index, heads, queries, D_V)
+    grad_key = matrix_of(grad_key, index, heads, keys, D_K)
+    grad_value = matrix_of(grad_value, index, heads, keys, D_V)
+    row = tl.cast(index, tl.int64) * (tl.cdiv(queries, ROWS) * ROWS)
+
+    k = load_block(key, start, BLOCK_K, PADDED_K, True)
+    v = load_block(value, start, BLOCK_K, PADDED_V, True)
+    key_at = start + tl.arange(0, BLOCK_K)
+    grad_k = tl.zeros((BLOCK_K, PADDED_K), tl.float32)
+    grad_v = tl.zeros((BLOCK_K, PADDED_V), tl.float32)
+
+    seen, whole = query_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
+    # At least once, as in `key_range`.
+    for place in range(0, tl.maximum(queries - seen, BLOCK_Q), BLOCK_Q):
+        grad_k, grad_v = key_value_step(
+            k, v, query, grad_output, mask, seen + place, whole, key_at,
+            level + row, delta + row, grad_k, grad_v, scale, BLOCK_Q, EVEN, CAUSAL, MASK,
+        )  # fmt: skip
+    store_block(grad_key, grad_k * scale, start, BLOCK_K, PADDED_K)
+    store_block(grad_value, grad_v, start, BLOCK_K, PADDED_V)

@@ -1,0 +1,93 @@
+# Made from book/15_flash_on_gpu.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""The forward kernel: the running softmax of one block of queries.
+
+Derived in chapter 15, "Flash attention on a GPU" (book/15_flash_on_gpu.ipynb).
+"""
+
+from attnlib.flash_triton.blocks import load_block, matrix_of, store_block, tl, triton
+from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale
+
+
+@triton.jit
+def forward_step(
+    q, key, value, mask, at, whole, query_at, maximum, total, accumulator, scale,
+    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Takes one block of keys and values into the running softmax of a block of queries.
+
+    Args:
+        q: the queries, (BLOCK_Q, PADDED_K).
+        key, value, mask: matrices of this head.
+        at: the first key of the block.
+        whole: up to this key, all queries see all keys.
+        query_at: position of each query.
+        maximum: of the scores so far, before `rest_of_scale`, (BLOCK_Q,).
+        total: sum of the weights so far, (BLOCK_Q,).
+        accumulator: weighted sum of the values so far, (BLOCK_Q, PADDED_V).
+        scale: the factor on the scores, positive.
+        EVEN: whether the keys fill their last block.
+
+    Returns:
+        The new maximum, total and accumulator.
+
+    Source: chapter 15, eq-raw-maximum; chapter 13, eq-online-step.
+    """
+    to_base_2 = rest_of_scale(scale, MASK)
+    k = load_block(key, at, BLOCK_K, q.shape[1], not EVEN)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASK != "none" or ((CAUSAL or not EVEN) and at >= whole):
+        key_at = at + tl.arange(0, BLOCK_K)
+        scores = hide(scores, query_at[:, None], key_at[None, :], mask, scale, CAUSAL, MASK)
+    raised = tl.maximum(maximum, tl.max(scores, 1))
+    # So far nothing was seen: subtract 0, since −inf − (−inf) is not a number.
+    shift = tl.where(raised == float("-inf"), 0.0, raised) * to_base_2
+    weights = tl.exp2(scores * to_base_2 - shift[:, None])
+    decay = tl.exp2(maximum * to_base_2 - shift)
+    total = total * decay + tl.sum(weights, 1)
+    v = load_block(value, at, BLOCK_K, accumulator.shape[1], not EVEN)
+    accumulator = accumulator * decay[:, None]
+    accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
+    return raised, total, accumulator
+
+
+@triton.jit
+def forward_kernel(
+    query, key, value, mask, output, lse, heads, queries, keys, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Output and log-sum-exp of one block of queries of one head.
+
+    Source: chapter 15, eq-grid, eq-key-range; chapter 13, eq-lse.
+    """
+    blocks = tl.cdiv(queries, BLOCK_Q)
+    index = tl.program_id(0) // blocks
+    # Late queries first: under a causal mask they take longest, and what starts last
+    # should be short.
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_Q
+    query = matrix_of(query, index, heads, queries, D_K)
+    key = matrix_of(key, index, heads, keys, D_K)
+    value = matrix_of(value, index, heads, keys, D_V)
+    mask = matrix_of(mask, index, heads, queries, keys)
+    output = matrix_of(output, index, heads, queries, D_V)
+
+    q = load_block(query, start, BLOCK_Q, PADDED_K, True)
+    query_at = start + tl.arange(0, BLOCK_Q)
+    maximum = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_Q,), tl.float32)
+    accumulator = tl.zeros((BLOCK_Q, PADDED_V), tl.float32)
+
+    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
+    for at in range(0, end, BLOCK_K):
+        maximum, total, accumulator = forward_step(
+            q, key, value, mask, at, whole, query_at, maximum, total, accumulator, scale,
+            BLOCK_K, EVEN, CAUSAL, MASK,
+        )  # fmt: skip
+
+    # A query that saw nothing gets 0/1 = 0, and as its log-sum-exp −inf + log2(1) = −inf.
+    total = tl.where(total == 0.0, 1.0, total)
+    store_block(output, accumulator / total[:, None], start, BLOCK_Q, PADDED_V)
+    log_total = (maximum * rest_of_scale(scale, MASK) + tl.log2(total)) / LOG2E
+    row = tl.cast(index, tl.int64) * queries
+    tl.store(lse + row + query_at, log_total, mask=query_at < queries)

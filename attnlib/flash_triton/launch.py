@@ -1,0 +1,191 @@
+# Made from book/15_flash_on_gpu.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""What starts the kernels: their arguments by name, their grids, room for the results.
+
+Derived in chapter 15, "Flash attention on a GPU" (book/15_flash_on_gpu.ipynb).
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlib.flash_triton.backward import (
+    key_value_gradient_kernel,
+    query_gradient_kernel,
+    statistics_kernel,
+)
+from attnlib.flash_triton.blocks import Heads, heads_of, triton
+from attnlib.flash_triton.forward import forward_kernel
+from attnlib.flash_triton.settings import Kernel, choose_setting
+
+
+def interpreted() -> bool:
+    """Whether the kernels run in Triton's interpreter (TRITON_INTERPRET=1), on the CPU.
+
+    Source: chapter 15.
+    """
+    return not isinstance(forward_kernel, triton.JITFunction)
+
+
+def capability_of(tensor: Tensor) -> int:
+    """Compute capability of the GPU that holds a tensor, 90 for 9.0; 0 if interpreted.
+
+    Source: chapter 15.
+    """
+    if interpreted():
+        return 0
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return 10 * major + minor
+
+
+def launch(kernel: Any, programs: int, device: torch.device, **arguments: Any) -> None:
+    """Starts a kernel on the GPU that holds its tensors; does nothing for no programs.
+
+    Source: chapter 15.
+    """
+    if programs > 0:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            kernel[(programs,)](**arguments)
+
+
+def padded(width: int) -> int:
+    """The columns of a block: a power of two, and at least the 16 that a product takes.
+
+    Source: chapter 15.
+    """
+    return max(16, triton.next_power_of_2(width))
+
+
+def arguments_of(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> dict[str, Any]:
+    """What all three kernels take, by name, and what this one is compiled for.
+
+    Source: chapter 15, eq-registers, eq-shared-memory.
+    """
+    _, heads, queries, d_k = query.shape
+    keys, d_v = value.shape[2:]
+    setting = choose_setting(kernel, max(d_k, d_v), query.dtype, capability_of(query))
+    walked, step = keys, setting.keys
+    if kernel == "key_value_gradient":
+        walked, step = queries, setting.queries
+    kind = "none"
+    if mask is not None:
+        kind = "boolean" if mask.dtype == torch.uint8 else "additive"
+    # In place of no mask stands something that is never read.
+    given = Heads(query, 0, 0, 0, 1) if mask is None else heads_of(mask)
+    return {
+        **{"query": heads_of(query), "key": heads_of(key), "value": heads_of(value)},
+        **{"mask": given, "heads": heads, "queries": queries, "keys": keys, "scale": scale},
+        **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded(d_k), "PADDED_V": padded(d_v)},
+        **{"BLOCK_Q": setting.queries, "BLOCK_K": setting.keys},
+        **{"EVEN": walked > 0 and walked % step == 0, "CAUSAL": causal, "MASK": kind},
+        **{"num_warps": setting.warps, "num_stages": setting.stages},
+    }
+
+
+def room_like(tensor: Tensor, tokens: int, width: int) -> Tensor:
+    """Room for (batch, heads, tokens, width), with the tensor's order in memory.
+
+    Source: chapter 15, eq-strides.
+    """
+    batch, heads = tensor.shape[:2]
+    if tensor.stride(1) < tensor.stride(2):
+        return tensor.new_empty(batch, tokens, heads, width).transpose(1, 2)
+    return tensor.new_empty(batch, heads, tokens, width)
+
+
+def run_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of 4-D tensors whose last stride is 1.
+
+    Source: chapter 15, eq-grid.
+    """
+    batch, heads, queries, _ = query.shape
+    output = room_like(query, queries, value.shape[-1])
+    lse = query.new_empty(batch, heads, queries, dtype=torch.float32)
+    given = arguments_of("forward", query, key, value, mask, causal, scale)
+    programs = batch * heads * -(-queries // given["BLOCK_Q"])
+    results = {"output": heads_of(output), "lse": lse}
+    launch(forward_kernel, programs, query.device, **given, **results)
+    return output, lse
+
+
+# The two numbers for each query have rows filled up to a multiple of this, the largest
+# block of queries.
+STATISTICS_ROWS = 128
+
+
+def run_statistics(
+    output: Tensor, grad_output: Tensor, lse: Tensor, grad_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp to base 2 and D of every query, rows filled up.
+
+    Source: chapter 14, eq-flash-delta.
+    """
+    batch, heads, queries, width = output.shape
+    rows = -(-queries // STATISTICS_ROWS) * STATISTICS_ROWS
+    level, delta = lse.new_empty(2, batch, heads, rows).unbind()
+    launch(
+        statistics_kernel,
+        batch * heads * (rows // 64),
+        output.device,
+        **{"output": heads_of(output), "grad_output": heads_of(grad_output)},
+        **{"lse": lse, "grad_lse": grad_lse.contiguous(), "level": level, "delta": delta},
+        **{"heads": heads, "queries": queries, "D_V": width, "PADDED_V": padded(width)},
+        **{"ROWS": STATISTICS_ROWS, "BLOCK_Q": 64},
+    )
+    return level, delta
+
+
+def run_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    grad_output: Tensor,
+    statistics: tuple[Tensor, Tensor],
+    causal: bool,
+    scale: float,
+    needed: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dQ along the keys if `needed[0]`; dK and dV along the queries if `needed[1]`.
+
+    Source: chapter 15, eq-two-walks.
+    """
+    batch, heads, queries, d_k = query.shape
+    keys, d_v = value.shape[2:]
+    grad_query = grad_key = grad_value = None
+    inputs = (query, key, value, mask, causal, scale)
+    level, delta = statistics
+    shared = {
+        **{"grad_output": heads_of(grad_output), "level": level, "delta": delta},
+        "ROWS": STATISTICS_ROWS,
+    }
+    if needed[0]:
+        grad_query = room_like(query, queries, d_k)
+        given = arguments_of("query_gradient", *inputs) | shared
+        programs = batch * heads * -(-queries // given["BLOCK_Q"])
+        results = {"grad_query": heads_of(grad_query)}
+        launch(query_gradient_kernel, programs, query.device, **given, **results)
+    if needed[1]:
+        grad_key = room_like(key, keys, d_k)
+        grad_value = room_like(value, keys, d_v)
+        given = arguments_of("key_value_gradient", *inputs) | shared
+        programs = batch * heads * -(-keys // given["BLOCK_K"])
+        results = {"grad_key": heads_of(grad_key), "grad_value": heads_of(grad_value)}
+        launch(key_value_gradient_kernel, programs, query.device, **given, **results)
+    return grad_query, grad_key, grad_value

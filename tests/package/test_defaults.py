@@ -1,0 +1,97 @@
+"""What is left out has the value that the docstrings and the chapters say."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+
+import attnlib
+
+BLOCK = {"dropout": 0.0, "norm_first": True, "activation": torch.relu}
+DRAWN = {"temperature": 1.0}
+DEFAULTS = {
+    "backprop.autograd.LayerNormFunction.forward": {"eps": 1e-5},
+    "backprop.attention.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
+    "backprop.gradient_check.complex_step": {"step": 1e-30},
+    "backprop.gradient_check.finite_differences": {"step": 1e-3},
+    "backprop.gradient_check.gradient_check": {"step": 1e-3, "tolerance": 1e-8, "seed": 0},
+    "backprop.base.Layer.train": {"mode": True},
+    "backprop.feed_forward.FeedForwardNetwork": {"dropout": 0.0},
+    "backprop.layer_norm.LayerNorm": {"eps": 1e-5},
+    "backprop.projection.Projection": {"bias": True},
+    "backprop.checks.refuse_bad_tokens": {"dims": 1},
+    "backprop.multi_head.MultiHeadAttention": {"bias": True},
+    "backprop.optimizers.Adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
+    "backprop.optimizers.SGD": {"lr": 1e-3, "momentum": 0.0},
+    "backprop.checks.require_rate": {"below": float("inf")},
+    "backprop.transformer.LanguageModel": {"dropout": 0.0},
+    "backprop.transformer.TransformerBlock": {"dropout": 0.0},
+    "causal_attention.CausalAttention": {"dropout": 0.0, "dqv_bias": False},
+    "feed_forward.FeedForwardNetwork": {"dropout": 0.0, "activation": torch.relu},
+    "feed_forward.FeedForwardNetwork.from_torch": {"activation": torch.relu},
+    "flash.FlashAttention": {"causal": False, "backend": "auto"},
+    "flash.flash_attention": {"causal": False, "return_lse": False},
+    "flash_triton.attention.flash_attention_triton": {"causal": False, "return_lse": False},
+    "layer_norm.LayerNorm": {"eps": 1e-5},
+    "multi_head.MultiHeadAttention": {"bias": True},
+    "masks.mask_from_torch": {"num_heads": 1},
+    "distance_bias.LearnedBiasAttention": {
+        "max_distance": 16,
+        "dropout": 0.0,
+        "causal": False,
+    },
+    "physics_guided.PhysicsGuidedAttention": {
+        "strength": 1.0,
+        "floor": 0.01,
+        "dropout": 0.0,
+        "causal": False,
+    },
+    "projection.Projection": {"bias": True},
+    "scaled_dot_product.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
+    "self_attention.SelfAttention": {"dqv_bias": False},
+    "self_attention.SelfAttention.forward": {"return_weights": False},
+    "checks.refuse_bad_tokens": {"dims": 1},
+    "testing.check_attention": {
+        "leading": ((), (3,), (2, 2)),
+        "dtypes": (torch.float32, torch.float16, torch.bfloat16),
+    },
+    "testing.random_inputs": {"leading": (), "queries": 4, "keys": 6, "seed": 0},
+    "transformer.LanguageModel": {**BLOCK, "positions": "learned"},
+    "transformer.LanguageModel.forward": {"return_weights": False},
+    "transformer.LanguageModel.generate": DRAWN,
+    "transformer.TransformerBlock": BLOCK,
+    "transformer.TransformerBlock.forward": {"return_weights": False},
+    "generation.sample": DRAWN,
+}
+
+
+def public_callables():
+    """Name and object: the functions and classes that the modules define, and methods."""
+    for module in pkgutil.walk_packages(attnlib.__path__, "attnlib."):
+        for name, thing in vars(importlib.import_module(module.name)).items():
+            known = inspect.isfunction(thing) or inspect.isclass(thing)
+            if not known or thing.__module__ != module.name or name.startswith("_"):
+                continue
+            name = f"{module.name}.{name}".removeprefix("attnlib.")
+            yield name, thing
+            for part in vars(thing) if inspect.isclass(thing) else ():
+                if not part.startswith("_") and inspect.isroutine(getattr(thing, part)):
+                    yield f"{name}.{part}", getattr(thing, part)
+
+
+def defaults(thing):
+    """The arguments that may be left out, but for those that are then None."""
+    parameters = inspect.signature(thing).parameters.items()
+    given = {name: parameter.default for name, parameter in parameters}
+    return {k: v for k, v in given.items() if v not in (None, inspect.Parameter.empty)}
+
+
+PUBLIC = dict(public_callables())
+WITH_DEFAULTS = {name for name, thing in PUBLIC.items() if defaults(thing)}
+
+
+@pytest.mark.parametrize("name", sorted(WITH_DEFAULTS | set(DEFAULTS)))
+def test_defaults(name):
+    assert repr(defaults(PUBLIC[name])) == repr(DEFAULTS.get(name, {}))  # 0 is not False

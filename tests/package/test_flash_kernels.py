@@ -1,0 +1,288 @@
+"""The kernels compiled for GPUs that are not here: they fit, and use the tensor cores.
+
+Triton can't compile in a process that interprets, as this one does, so that
+benchmarks/flash_kernels.py runs in processes of its own.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RECORD = BENCHMARKS / "results" / "flash_kernels.json"
+
+if importlib.util.find_spec("triton") is None:
+    if os.environ.get("CI") and sys.platform == "linux":
+        pytest.fail("no triton found, but CI has to compile the kernels", pytrace=False)
+    pytest.skip("no triton found", allow_module_level=True)
+
+sys.path.insert(0, str(BENCHMARKS))
+from flash_kernels import Case, cases, resources  # noqa: E402
+
+# Bytes of shared memory that one program may have. The table's settings for 80 serve 86,
+# 89 and 120 too, which have 99 KB: that is the limit to keep. 80 itself has 163 KB.
+SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+# The instructions that multiply tiles on tensor cores.
+TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+
+# Bytes a thread, for so many features. The keys' and values' kernel needs all 255 registers
+# and keeps a few of them in memory: about 1 in 100 of its loop's instructions.
+SPILL_LIMIT = {128: 40, 256: 80}
+MASKED_SPILL_LIMIT = 256  # the settings were chosen for kernels without a mask
+
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
+ptxas info    : Function properties for forward_kernel
+    24 bytes stack frame, 20 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 24 bytes cumulative stack size
+"""
+
+SERIALIZED = (
+    "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized due to non wgmma instructions defining accumulator registers\n"
+)
+
+
+def problems(row):
+    """What is wrong with one compiled kernel, in words."""
+    found = []
+    if row["shared"] > SHARED_LIMIT[row["capability"]]:
+        found.append(f"{row['shared']} bytes of shared memory")
+    limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
+    limit = limit if row["mask"] == "none" else MASKED_SPILL_LIMIT
+    if max(row["spill_stores"], row["spill_loads"]) > limit:
+        found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
+    if row["serialized"]:
+        found.append("wgmma instructions serialized")
+    wanted = TENSOR_CORE[row["capability"]]
+    multiplies = row["kernel"] != "statistics" and row["dtype"] != "fp32"
+    if multiplies and wanted not in row["tensor_core"]:
+        found.append(f"no {wanted}")
+    return found
+
+
+def run(*command):
+    """What a script prints, in a process that does not interpret."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent)))
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def capability(pytestconfig):
+    """The one that is compiled for; with `--thorough` all of them, which is 0."""
+    return 0 if pytestconfig.getoption("--thorough") else 90
+
+
+def compiled(which, capability):
+    """What benchmarks/flash_kernels.py finds."""
+    found = run(BENCHMARKS / "flash_kernels.py", which, "--json", str(capability))
+    return [json.loads(line) for line in found]
+
+
+@pytest.fixture(scope="module")
+def rows(capability, pytestconfig):
+    """The kernels of the record."""
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
+    return compiled("--record", capability)
+
+
+def test_all_were_compiled(rows, capability):
+    """None is missing."""
+    names = Case._fields
+    wanted = [c for c in cases("record") if capability in (0, c.capability)]
+    found = [Case(*(row[name] for name in names)) for row in rows]
+    assert [case._replace(setting=tuple(case.setting)) for case in found] == wanted
+
+
+def test_resources_and_instructions(rows):
+    """Shared memory, spills and tensor cores, with the settings of the table."""
+    rows = [row for row in rows if not row["setting"]]  # of the others, one is too large
+    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
+    assert not {case: words for case, words in bad.items() if words}
+
+
+def test_every_kind_of_mask(capability, pytestconfig):
+    """Each kernel with each, with full tiles and with others."""
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
+    rows = compiled("--masks", capability)
+    found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
+    kernels = ("forward", "query_gradient", "key_value_gradient")
+    capabilities = [capability] if capability else [80, 90, 100]
+    masks, even = ("none", "boolean", "additive"), (True, False)
+    assert found == set(itertools.product(kernels, capabilities, masks, even))
+    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
+    assert not {case: words for case, words in bad.items() if words}
+
+
+def test_the_record_is_up_to_date(rows, capability):
+    """What chapter 15 prints is what this Triton makes of these kernels."""
+    import triton
+
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    kernels = [k for k in record["kernels"] if capability in (0, k["capability"])]
+    assert (record["triton"], kernels) == (triton.__version__, rows)
+
+
+# Goes through a launch up to the GPU. A stand-in says that there is one; Triton then finds
+# types and constants by itself.
+STAND_IN = """
+import sys
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from attnlib.flash_triton import launch
+
+CAPABILITY = int(sys.argv[1])
+
+
+class NoGPU:
+    def get_current_target(self):
+        return GPUTarget("cuda", CAPABILITY, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+driver.set_active(NoGPU())
+launch.capability_of = lambda tensor: CAPABILITY
+"""
+
+LAUNCH = """
+import flash_kernels
+
+
+def compare(kernel, programs, device, **arguments):
+    found = kernel.warmup(grid=(programs,), **arguments).src
+    name = kernel.__name__.removesuffix("_kernel")
+    expected, _ = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+    assert found.signature == expected.signature, (found.signature, expected.signature)
+    assert found.constants == expected.constants, (found.constants, expected.constants)
+    missing = expected.attrs.keys() - found.attrs.keys()
+    assert not missing, missing
+    print(name)
+
+
+launch.launch = compare
+inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
+output, lse = launch.run_forward(*inputs, None, True, 0.1)
+numbers = launch.run_statistics(output, output, lse, lse)
+launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
+"""
+
+
+def test_a_launch_compiles_the_same():
+    """Types, constants and what 16 divides are what Triton finds in a launch."""
+    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    assert run("-c", STAND_IN + LAUNCH, "90") == kernels
+
+
+# A size or a stride of 1 becomes a constant, one that 16 divides is known to be so: each
+# makes another program. Triton would compile them at the first launch, before a user.
+SIZES = """
+import itertools
+
+
+def compile_it(kernel, programs, device, **arguments):
+    done = kernel.warmup(grid=(programs,), **arguments)
+    assert "cubin" in done.asm
+    print(kernel.__name__, flush=True)
+
+
+def masks(kind, batch, heads, queries, keys):
+    if kind == "none":
+        return None
+    dtype = torch.uint8 if kind == "boolean" else torch.float16
+    rows = torch.zeros(queries, 1, dtype=dtype)  # with strides of 0, and of 1
+    return rows.expand(batch, heads, queries, keys)
+
+
+launch.launch = compile_it
+sizes = ((1, 1, 1, 1, 1), (2, 1, 1, 40, 17), (1, 2, 40, 1, 16), (1, 1, 1, 64, 64))
+kinds, causal = ("none", "boolean", "additive"), (False, True)
+if sys.argv[2] == "few":
+    sizes, causal = sizes[:2], (True,)
+for size, kind, is_causal in itertools.product(sizes, kinds, causal):
+    batch, heads, queries, keys, dim = size
+    mask = masks(kind, batch, heads, queries, keys)
+    query = torch.zeros(batch, queries, heads, dim).half().transpose(1, 2)
+    key, value = (torch.zeros(batch, heads, keys, dim).half() for _ in range(2))
+    output, lse = launch.run_forward(query, key, value, mask, is_causal, 1.0)
+    numbers = launch.run_statistics(output, output, lse, lse)
+    rest = (output, numbers, is_causal, 1.0, (True, True))
+    launch.run_backward(query, key, value, mask, *rest)
+"""
+
+
+@pytest.mark.parametrize("of", (80, 90, 100))
+def test_sizes_that_become_constants(of, capability, pytestconfig):
+    """One batch, one head, one query, one key, one feature, with every kind of mask."""
+    if capability not in (0, of):
+        pytest.skip("--thorough compiles for each")
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
+    few = "few" if capability else "all"
+    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    times = 2 * 3 if capability else 4 * 3 * 2
+    names = [f"{kernel}_kernel" for kernel in kernels] * times
+    assert run("-c", STAND_IN + SIZES, str(of), few) == names
+
+
+def test_the_report_of_ptxas_is_read():
+    """Registers and spills; an unknown text is no 0."""
+    expected = {"registers": 168, "spill_stores": 20, "spill_loads": 16}
+    expected["serialized"] = False
+    assert resources(REPORT) == expected
+    assert resources(SERIALIZED + REPORT) == expected | {"serialized": True}
+    with pytest.raises(ValueError, match="expected registers and spills"):
+        resources("ptxas info    : 0 bytes gmem")
+
+
+GOOD = {
+    **Case("forward", 90, "fp16", 64)._asdict(),
+    **{"shared": 1000, "spill_stores": 0, "spill_loads": 0, "serialized": False},
+    "tensor_core": ["wgmma.mma_async"],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"shared": 227 * 1024 + 1}, ["232449 bytes of shared memory"]),
+        ({"spill_stores": 40}, []),
+        ({"spill_stores": 44, "dim": 192}, []),
+        ({"spill_stores": 84, "dim": 192}, ["84 + 0 bytes spilled"]),
+        ({"spill_stores": 44}, ["44 + 0 bytes spilled"]),
+        ({"spill_loads": 44}, ["0 + 44 bytes spilled"]),
+        ({"spill_stores": 256, "mask": "boolean"}, []),
+        ({"spill_loads": 260, "mask": "additive"}, ["0 + 260 bytes spilled"]),
+        ({"serialized": True}, ["wgmma instructions serialized"]),
+        ({"tensor_core": ["mma.sync"]}, ["no wgmma.mma_async"]),
+        ({"tensor_core": [], "dtype": "fp32"}, []),
+        ({"capability": 100, "tensor_core": ["tcgen05.mma"]}, []),
+        ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
+         ["102400 bytes of shared memory"]),
+    ],
+)  # fmt: skip
+def test_a_fault_is_noticed(change, words):
+    """Each limit, once broken."""
+    assert problems({**GOOD, **change}) == words

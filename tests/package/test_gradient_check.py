@@ -1,0 +1,219 @@
+"""The check of gradients finds planted mistakes, and says where they are."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from attnlib.backprop import (
+    Layer,
+    ScaledDotProductAttention,
+    complex_step,
+    finite_differences,
+    gradient_check,
+    relative_error,
+    softmax,
+)
+from attnlib.backprop.gradient_check import what_differs
+
+RNG = np.random.default_rng(0)
+
+
+def draw(*leading, queries=4, keys=6, d_k=3, d_v=5, rng=RNG):
+    """Query, key, value and d_output."""
+    shapes = ((queries, d_k), (keys, d_k), (keys, d_v), (queries, d_v))
+    return [rng.standard_normal((*leading, *shape)) for shape in shapes]
+
+
+ALLOWED = RNG.random((4, 6)) < 0.6
+
+
+class Mistaken(ScaledDotProductAttention):
+    """Backward as in the chapter, with one mistake."""
+
+    mistake = ""
+
+    def backward(self, d_output):
+        kept = self.recall(d_output)
+        query, key, value, weights = (
+            kept[name] for name in ("query", "key", "value", "weights")
+        )
+        if self.mistake == "mask ignored in backward":
+            weights = softmax(kept["scale"] * query @ key.swapaxes(-2, -1))
+        d_weights = d_output @ value.swapaxes(-2, -1)
+        mean = (d_weights * weights).sum(axis=-1, keepdims=True)
+        if self.mistake == "forgotten sum in softmax":
+            mean = 0.0
+        d_scores = weights * (d_weights - mean)
+        if self.mistake != "missing scale":
+            d_scores = d_scores * kept["scale"]
+        gradients = (
+            d_scores @ key,
+            d_scores.swapaxes(-2, -1) @ query,
+            weights.swapaxes(-2, -1) @ d_output,
+        )
+        if self.mistake == "a wrong shape":
+            return gradients[0], gradients[1].swapaxes(-2, -1), gradients[2]
+        if self.mistake == "not a number":
+            gradients[2][0, 0] = np.nan
+        return gradients[:2] if self.mistake == "a gradient too few" else gradients
+
+
+MISTAKES = {
+    "missing scale": "query: the gradient is wrong, by 4.2e-01: it is 1.732 times what is",
+    "forgotten sum in softmax": "query: the gradient is wrong, by ",
+    "mask ignored in backward": "query: the gradient is wrong, by ",
+    "not a number": "value: the gradient is wrong, by nan: at (0, 0) it is nan, expected ",
+    "a wrong shape": "key: the gradient has shape (3, 6), the array has (6, 3)",
+    "a gradient too few": "backward gives 2 gradients, expected 3, those of query, key,",
+}
+
+
+@pytest.mark.parametrize(("mistake", "message"), MISTAKES.items(), ids=MISTAKES)
+def test_gradient_check_finds(mistake, message, as_shipped):
+    query, key, value, _ = draw()
+    layer = Mistaken()
+    gradient_check(layer, query, key, value, mask=ALLOWED)
+    layer.mistake = mistake
+    with pytest.raises(AssertionError) as caught:
+        gradient_check(layer, query, key, value, mask=ALLOWED)
+    assert str(caught.value).startswith(message)
+
+
+class Affine(Layer):
+    """A layer with parameters, one of them in a part; `wrong` spoils one gradient."""
+
+    def __init__(self, wrong=""):
+        self.weight, self.wrong = RNG.standard_normal((3, 2)), wrong
+        self.inner = None if wrong is None else Affine(None)
+
+    def forward(self, input, ids=None):
+        if self.inner is not None:
+            input = self.inner.forward(np.concatenate([input, input[..., :1]], axis=-1))
+            input = np.concatenate([input, input[..., :1]], axis=-1)
+        output = input @ self.weight
+        self.remember(output, input=input)
+        return output
+
+    def backward(self, d_output):
+        input = self.recall(d_output)["input"]
+        self._gradients = {"weight": input.T @ d_output}
+        d_input = d_output @ self.weight.T
+        if self.inner is None:
+            return d_input
+        if self.wrong:
+            self._gradients["weight"] = 1.002 * self._gradients["weight"]
+        d_input = d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
+        d_input = self.inner.backward(d_input)
+        return d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
+
+
+def test_gradient_check_covers_the_parameters_of_all_parts():
+    x, layer = RNG.standard_normal((4, 2)), Affine()
+    before = copy.deepcopy(layer.parameters())
+    errors = gradient_check(layer, x, np.array([1, 2]))  # integers have no gradient
+    assert list(errors) == ["input", "weight", "inner.weight"]
+    assert layer._cache is None  # the check worked on a copy
+    for name, array in layer.parameters().items():
+        np.testing.assert_array_equal(array, before[name])
+    with pytest.raises(
+        AssertionError,
+        match=r"^weight: the gradient is wrong, by 2\.0e-03: it is 1\.002 times",
+    ):
+        gradient_check(Affine("weight"), x)
+
+
+def test_parameters_and_gradients_have_the_same_keys():
+    assert ScaledDotProductAttention().parameters() == {}
+    assert ScaledDotProductAttention().gradients() == {}
+    layer = Affine()
+    assert list(layer.parameters()) == ["weight", "inner.weight"]
+    assert layer.parameters()["inner.weight"] is layer.inner.weight
+    with pytest.raises(RuntimeError) as caught:
+        layer.gradients()
+    assert str(caught.value) == "Affine: no gradient of weight: call backward first"
+    layer.forward(RNG.standard_normal((4, 2)))
+    layer.backward(RNG.standard_normal((4, 2)))
+    assert list(layer.gradients()) == list(layer.parameters())
+
+
+def test_what_begins_with_an_underscore_is_no_parameter():
+    layer = Affine(None)
+    layer._kept = np.ones(2)
+    assert list(layer.parameters()) == ["weight"]
+
+
+def test_the_error_of_nothing_is_none():
+    assert relative_error(np.ones(0), np.ones(0)) == 0
+
+
+def test_a_mask_has_no_gradient_from_the_layer(as_shipped):
+    query, key, value, _ = draw()
+    with pytest.raises(AssertionError, match=r"3 gradients, expected 4, those of .*mask"):
+        gradient_check(ScaledDotProductAttention(), query, key, value, RNG.random((4, 6)))
+
+
+SQUARE = np.arange(9.0).reshape(3, 3)
+MOVED = SQUARE + np.array([[0, 0, 0], [0, 0, 1e-6], [0, 0, 0]])
+DIFFERS = {
+    "transposed": (SQUARE.T, SQUARE, "it is the transpose of what is expected"),
+    "a factor": (-2 * SQUARE, SQUARE, "it is -2 times what is expected"),
+    "a small factor": (0 * SQUARE, SQUARE, "it is 0 times what is expected"),
+    "a factor of two numbers": (
+        np.array([2.0, 4.0]),
+        np.array([1.0, 2.0]),
+        "it is 2 times what is expected",
+    ),
+    "hardly a factor": (1.0008 * SQUARE, SQUARE, "at (2, 2) it is 8.01, expected 8"),
+    "no factor": (np.arange(3.0), np.array([0, 1, 3]), "at (2,) it is 2, expected 3"),
+    "three digits": (np.array(2.71828), 3.0, "it is 2.72, expected 3"),
+    "the last digit": (
+        np.array(0.1 + 0.2),
+        0.3,
+        "it is 0.30000000000000004, expected 0.29999999999999999",
+    ),
+    "one entry": (MOVED, SQUARE, "at (1, 2) it is 5.000001, expected 5"),
+    "nothing expected": (np.ones(2), np.zeros(2), "at (0,) it is 1, expected 0"),
+    "a number": (np.float64(3), 4.0, "it is 3, expected 4"),
+    "not a number": (np.array([1, np.nan]), np.ones(2), "at (1,) it is nan, expected 1"),
+    "equal": (SQUARE, SQUARE, "at (0, 0) it is 0, expected 0"),
+}
+
+
+@pytest.mark.parametrize(("found", "expected", "words"), DIFFERS.values(), ids=DIFFERS)
+def test_what_differs(found, expected, words, as_shipped):
+    assert what_differs(found, expected) == words
+
+
+class Loss(Layer):
+    """Half the mean of squares: a single number."""
+
+    def forward(self, input, factor=1.0):
+        loss = factor * (input**2).mean() / 2
+        self.remember(loss, input=input, factor=factor)
+        return loss
+
+    def backward(self):
+        kept = self.recall()
+        return kept["factor"] * kept["input"] / kept["input"].size
+
+
+def test_gradient_check_of_a_loss():
+    x = RNG.standard_normal((3, 4))
+    assert gradient_check(Loss(), x, factor=0.3)["input"] < 1e-10
+    with pytest.raises(RuntimeError, match="Loss: call forward before backward"):
+        Loss().backward()
+
+
+def test_gradient_check_of_one_array_given_three_times():
+    x = RNG.standard_normal((4, 3))
+    assert max(gradient_check(ScaledDotProductAttention(), x, x, x).values()) < 1e-9
+
+
+def test_differences_and_steps_leave_the_array_alone():
+    x = RNG.standard_normal((2, 3))
+    before = x.copy()
+    for gradient in (finite_differences(np.sin, x), complex_step(np.sin, x)):
+        assert relative_error(gradient, np.cos(x)) < 1e-10
+        np.testing.assert_array_equal(x, before)
+    assert relative_error(np.array([1e-9]), np.array([0.0])) == pytest.approx(1e-6)

@@ -1,0 +1,478 @@
+"""Multi-head attention and its heads: what plugs in, what is refused, PyTorch's layer."""
+
+import copy
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import attnlib
+from attnlib import (
+    BaseAttention,
+    LearnedBiasAttention,
+    MultiHeadAttention,
+    PhysicsGuidedAttention,
+    Projection,
+    ScaledDotProductAttention,
+    mask_from_torch,
+    padding_mask,
+)
+from attnlib.testing import check_attention
+
+
+class Guided(PhysicsGuidedAttention):
+    """Guided in every call, by a residual for however many keys there are."""
+
+    def forward(self, query, key, value, mask=None):
+        self.guide(torch.linspace(0.0, 2.0, key.shape[-2]))
+        return super().forward(query, key, value, mask)
+
+
+class NeedsAName(ScaledDotProductAttention):
+    def __init__(self, name):
+        super().__init__()
+
+
+class WithoutWeights(ScaledDotProductAttention):
+    """An attention that never forms its weights, as far as anyone can see."""
+
+    def forward(self, query, key, value, mask=None):
+        return super().forward(query, key, value, mask)[0], None
+
+
+def learned(causal):
+    attention = LearnedBiasAttention(2, max_distance=3, causal=causal)
+    nn.init.normal_(attention.bias, generator=torch.Generator().manual_seed(0))
+    return attention
+
+
+ANY, TWO_HEADS = ((), (3,), (2, 2)), ((2,), (3, 2))
+FACTORIES = {
+    "scaled": (ScaledDotProductAttention, ANY),
+    "scaled, causal": (lambda: ScaledDotProductAttention(causal=True), ANY),
+    "learned bias": (lambda: learned(False), TWO_HEADS),
+    "learned bias, causal": (lambda: learned(True), TWO_HEADS),
+    "physics, not guided": (PhysicsGuidedAttention, ANY),
+    "physics": (lambda: Guided(strength=1.5), ANY),
+    "physics, causal": (lambda: Guided(causal=True), ANY),
+    "without weights": (WithoutWeights, ANY),
+    "flash": (lambda: attnlib.FlashAttention(block_size=3), ANY),
+    "flash, causal": (lambda: attnlib.FlashAttention(causal=True, block_size=2), ANY),
+}
+
+
+@pytest.mark.parametrize(("factory", "leading"), FACTORIES.values(), ids=FACTORIES)
+def test_conformance(factory, leading, as_shipped):
+    check_attention(factory, leading)
+
+
+def test_every_attention_of_the_package_is_put_through_the_suite():
+    for module in pkgutil.walk_packages(attnlib.__path__, "attnlib."):
+        importlib.import_module(module.name)
+    tested = {cls for factory, _ in FACTORIES.values() for cls in type(factory()).__mro__}
+    waiting, found = [BaseAttention], set()
+    while waiting:
+        waiting += waiting[0].__subclasses__()
+        found.add(waiting.pop(0))
+    package = {cls for cls in found if cls.__module__.startswith("attnlib.")}
+    assert len(package) >= 4 and package <= tested
+
+
+X, MEMORY = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
+REFUSED = {
+    "embed_dim that does not divide": (
+        lambda: MultiHeadAttention(10, 4),
+        ValueError,
+        "embed_dim: expected a multiple of num_heads = 4, got 10",
+    ),
+    "no heads": (
+        lambda: MultiHeadAttention(10, 0),
+        ValueError,
+        "embed_dim: expected a multiple of num_heads = 0, got 10",
+    ),
+    "a wrong head count": (
+        lambda: MultiHeadAttention(12, 3, attention=[ScaledDotProductAttention()] * 2),
+        ValueError,
+        "attention: expected 3 instances, one a head, got 2",
+    ),
+    "a class that is no attention": (
+        lambda: MultiHeadAttention(12, 3, attention=nn.Linear),
+        TypeError,
+        "attention: expected a BaseAttention subclass, an instance, or a list of them, "
+        "got <class 'torch.nn.modules.linear.Linear'>",
+    ),
+    "an instance that is no attention": (
+        lambda: MultiHeadAttention(12, 3, attention=nn.Identity()),
+        TypeError,
+        "attention: expected a BaseAttention subclass, an instance, or a list of them, "
+        "got Identity()",
+    ),
+    "a list with something else": (
+        lambda: MultiHeadAttention(
+            12, 2, attention=[ScaledDotProductAttention(), "causal"]
+        ),
+        TypeError,
+        "attention: expected a BaseAttention subclass, an instance, or a list of them, "
+        "got a list with 'causal'",
+    ),
+    "a class that needs arguments": (
+        lambda: MultiHeadAttention(12, 2, attention=NeedsAName),
+        TypeError,
+        "attention: expected an instance, or a class that needs no argument but num_heads; "
+        "NeedsAName gives: ",
+    ),
+    "the abstract class": (
+        lambda: MultiHeadAttention(12, 2, attention=BaseAttention),
+        TypeError,
+        "attention: expected an instance, or a class that needs no argument but num_heads; "
+        "BaseAttention gives: ",
+    ),
+    "a 1-D mask": (
+        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(5, dtype=torch.bool)),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
+        "got shape (5,)",
+    ),
+    "a 5-D mask": (
+        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(1, 1, 1, 5, 5).bool()),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
+        "got shape (1, 1, 1, 5, 5)",
+    ),
+    "a 4-D mask without a batch": (
+        lambda: MultiHeadAttention(12, 2)(X[0], mask=padding_mask([5])),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
+        "got shape (1, 1, 1, 5)",
+    ),
+    "a 3-D mask": (
+        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(2, 5, 5, dtype=torch.bool)),
+        ValueError,
+        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
+        "got shape (2, 5, 5); one mask for each sequence of the batch is mask[:, None]",
+    ),
+    "a wrong width": (
+        lambda: MultiHeadAttention(12, 2)(X, MEMORY[..., :11]),
+        ValueError,
+        "key: expected at least 2 dimensions, the last of 12 features, "
+        "got shape (2, 7, 11)",
+    ),
+    "another batch": (
+        lambda: MultiHeadAttention(12, 2)(X, MEMORY[:1]),
+        ValueError,
+        "key: expected leading dimensions (2, 2) as query, got shape (1, 2, 7, 6)",
+    ),
+    "a mixed dtype": (
+        lambda: MultiHeadAttention(12, 2)(X, MEMORY.double()),
+        TypeError,
+        "key: expected torch.float32 as the weights, got torch.float64",
+    ),
+    "a length beyond the maximum": (
+        lambda: padding_mask([3, 9], max_length=5),
+        ValueError,
+        "lengths: expected numbers between 0 and max_length = 5, got [3, 9]",
+    ),
+    "a negative length": (
+        lambda: padding_mask([3, -1]),
+        ValueError,
+        "lengths: expected numbers between 0 and max_length = 3, got [3, -1]",
+    ),
+    "half a word": (
+        lambda: padding_mask([2.5, 1.0]),
+        TypeError,
+        "lengths: expected whole numbers, got [2.5, 1.0]",
+    ),
+    "a mask in place of lengths": (
+        lambda: padding_mask(torch.ones(2, dtype=torch.bool)),
+        TypeError,
+        "lengths: expected whole numbers, got [True, True]",
+    ),
+    "lengths in a table": (
+        lambda: padding_mask([[3, 1]]),
+        ValueError,
+        "lengths: expected one number for each sequence, got [[3, 1]]",
+    ),
+    "no features": (
+        lambda: Projection(0, 3),
+        ValueError,
+        "in_features: expected at least 1, got 0",
+    ),
+    "a projection of the wrong width": (
+        lambda: Projection(4, 3)(torch.randn(5)),
+        ValueError,
+        "input: expected at least 1 dimensions, the last of 4 features, got shape (5,)",
+    ),
+    "a learned bias for another number of heads": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.randn(3, 2, 5, 4)),
+        ValueError,
+        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (2, 5, 4)",
+    ),
+    "a learned bias for no heads": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.randn(3, 5, 4)),
+        ValueError,
+        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (5, 4)",
+    ),
+    "no distance": (
+        lambda: LearnedBiasAttention(3, 0),
+        ValueError,
+        "max_distance: expected at least 1, got 0",
+    ),
+    "a negative strength": (
+        lambda: PhysicsGuidedAttention(strength=-1.0),
+        ValueError,
+        "strength: expected a number of at least 0, got -1.0",
+    ),
+    "no floor": (
+        lambda: PhysicsGuidedAttention(floor=0.0),
+        ValueError,
+        "floor: expected a number above 0, got 0.0",
+    ),
+    "an integer residual": (
+        lambda: PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64)),
+        TypeError,
+        "residual: expected a floating-point tensor, got tensor([1, 1, 1])",
+    ),
+    "a residual that is not finite": (
+        lambda: PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan])),
+        ValueError,
+        "residual: expected finite numbers, got NaN or infinity",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, error, message, as_shipped):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value).startswith(message)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.sampled_from([1, 2, 4]),
+    st.booleans(), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
+    torch.manual_seed(seed)
+    theirs = nn.MultiheadAttention(8, heads, bias=bias, batch_first=True).double()
+    for parameter in theirs.parameters():  # PyTorch starts every bias at 0
+        nn.init.normal_(parameter, std=0.4)
+    ours = MultiHeadAttention.from_torch(theirs)
+    query = torch.randn(batch, queries, 8, dtype=torch.float64)
+    memory, values = torch.randn(2, batch, keys, 8, dtype=torch.float64)
+    masks = {"attn_mask": torch.randn(queries, keys, dtype=torch.float64)}
+    if padded:
+        lengths = torch.randint(1, keys + 1, (batch,))
+        blocked = ~padding_mask(lengths, keys)[:, 0, 0]
+        masks["key_padding_mask"] = (
+            torch.zeros(batch, keys).double().masked_fill(blocked, -torch.inf)
+        )
+    expected, weights = theirs(query, memory, values, average_attn_weights=False, **masks)
+    output, per_head = ours(query, memory, values, mask_from_torch(**masks))
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.stack(per_head, 1), weights, rtol=0, atol=1e-12)
+
+    output.square().sum().backward()
+    expected.square().sum().backward()
+    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+    pairs = [(torch.cat([p.W.grad.T for p in projections]), theirs.in_proj_weight)]
+    pairs.append((ours.out_proj.W.grad.T, theirs.out_proj.weight))
+    if bias:
+        pairs.append((torch.cat([p.b.grad for p in projections]), theirs.in_proj_bias))
+        pairs.append((ours.out_proj.b.grad, theirs.out_proj.bias))
+    for gradient, parameter in pairs:
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+
+
+def test_masks_from_torch():
+    blocked, padding = torch.rand(5, 7) < 0.5, torch.rand(2, 7) < 0.5
+    both = mask_from_torch(blocked, padding)
+    assert both.shape == (2, 1, 5, 7) and both.dtype == torch.bool
+    assert torch.equal(both, ~blocked & ~padding[:, None, None])
+    assert mask_from_torch() is None
+    assert torch.equal(mask_from_torch(blocked), ~blocked)
+    per_head = torch.rand(2 * 3, 5, 7) < 0.5
+    assert torch.equal(mask_from_torch(per_head, num_heads=3), ~per_head.view(2, 3, 5, 7))
+    mixed = mask_from_torch(torch.ones(5, 7), padding)
+    assert torch.equal(mixed == -torch.inf, padding[:, None, None].expand(2, 1, 5, 7))
+    assert (mixed[mixed.isfinite()] == 1).all()
+
+
+def test_from_torch_keeps_mode_dropout_and_dtype_and_copies():
+    theirs = nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True).eval().bfloat16()
+    ours = MultiHeadAttention.from_torch(theirs)
+    assert not ours.training and ours.attention.dropout == 0.25
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    before = copy.deepcopy(ours.state_dict())
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.zero_()
+    assert all(torch.equal(a, before[name]) for name, a in ours.state_dict().items())
+    for options in ({"kdim": 6}, {"add_bias_kv": True}, {"add_zero_attn": True}):
+        with pytest.raises(ValueError, match="module: expected kdim and vdim of embed_dim"):
+            MultiHeadAttention.from_torch(
+                nn.MultiheadAttention(8, 2, batch_first=True, **options)
+            )
+    sequence_first = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="module: expected batch_first=True"):
+        MultiHeadAttention.from_torch(sequence_first)
+    sequence_first.batch_first = True
+    MultiHeadAttention.from_torch(sequence_first)
+
+
+def test_mixed_heads_equal_separate_calls():
+    """One causal, one biased, one plain, and one without weights, under a 4-D mask."""
+    torch.manual_seed(0)
+    bias = LearnedBiasAttention(1, 3)
+    nn.init.normal_(bias.bias)
+    kinds = [ScaledDotProductAttention(causal=True), bias, ScaledDotProductAttention()]
+    kinds.append(WithoutWeights())
+    layer = MultiHeadAttention(12, 4, attention=kinds)
+    mask = torch.rand(2, 4, 5, 5) < 0.7
+    mask[..., 0] = True
+    output, weights = layer(X, mask=mask)
+    views = [p(X).unflatten(-1, (4, 3)) for p in (layer.q_proj, layer.k_proj, layer.v_proj)]
+    outputs = []
+    for h, kind in enumerate(kinds):
+        query, key, value = (view[:, :, h].unsqueeze(1) for view in views)
+        head, own = kind(query, key, value, mask[:, [h]])
+        outputs.append(head.squeeze(1))
+        assert (own is None) == (weights[h] is None)
+        if own is not None:
+            torch.testing.assert_close(weights[h], own.squeeze(1))
+    torch.testing.assert_close(output, layer.out_proj(torch.cat(outputs, dim=-1)))
+
+
+def test_weights_are_none_where_no_head_forms_them():
+    assert MultiHeadAttention(12, 2, attention=WithoutWeights())(X)[1] is None
+    assert (
+        MultiHeadAttention(12, 2, attention=[WithoutWeights(), WithoutWeights()])(X)[1]
+        is None
+    )
+
+
+def test_subclass_instance_and_list_are_the_same_attention():
+    torch.manual_seed(0)
+    layers = [
+        MultiHeadAttention(12, 2, attention=attention)
+        for attention in (
+            None,
+            ScaledDotProductAttention,
+            ScaledDotProductAttention(),
+            (ScaledDotProductAttention(), ScaledDotProductAttention()),
+        )
+    ]
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+        torch.testing.assert_close(layer(X, MEMORY)[0], layers[0](X, MEMORY)[0])
+
+
+def test_any_leading_dimensions_and_empty_sequences():
+    layer = MultiHeadAttention(12, 3)
+    torch.testing.assert_close(layer(X[0])[0], layer(X)[0][0])
+    torch.testing.assert_close(layer(X[None])[0][0], layer(X)[0])
+    assert padding_mask([]).shape == (0, 1, 1, 0)
+    output, weights = layer(X, MEMORY[:, :0])
+    torch.testing.assert_close(output, layer.out_proj.b.expand_as(output))
+    assert len(weights) == 3 and weights[0].shape == (2, 5, 0)
+
+
+def test_a_class_that_asks_for_the_number_of_heads_gets_it():
+    made = MultiHeadAttention(12, 3, attention=LearnedBiasAttention)
+    assert made.attention.bias.shape == (3, 2 * 16 + 1)
+    assert made(X)[0].shape == X.shape
+    again = attnlib.TransformerBlock(12, 2, attention=LearnedBiasAttention)
+    assert again.attention.attention.num_heads == 2
+
+
+def test_padding_mask_is_made_where_one_says():
+    assert padding_mask([1, 2], device="meta").device.type == "meta"
+    assert padding_mask(torch.tensor([1], device="cpu")).device.type == "cpu"
+    assert padding_mask([1, 3], device="cpu").flatten(1).tolist() == [
+        [True, False, False],
+        [True, True, True],
+    ]
+
+
+def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan():
+    layer, x = MultiHeadAttention(12, 3), X.clone().requires_grad_()
+    output, weights = layer(x, mask=padding_mask([5, 0]))
+    torch.testing.assert_close(output[1], layer.out_proj.b.expand_as(output[1]))
+    assert all((w[1] == 0).all() for w in weights)
+    gradients = torch.autograd.grad(output.sum(), [x, *layer.parameters()])
+    assert all(g.isfinite().all() for g in gradients)
+
+
+def test_what_print_shows():
+    shown = repr(MultiHeadAttention(12, 3, attention=LearnedBiasAttention(3, 4)))
+    assert "embed_dim=12, num_heads=3" in shown
+    assert "Projection(in_features=12, out_features=12, bias=True)" in shown
+    assert "LearnedBiasAttention(num_heads=3, max_distance=4, dropout=0.0," in shown
+    for made, text in {
+        attnlib.Projection(3, 2, bias=False): "in_features=3, out_features=2, bias=False",
+        attnlib.LayerNorm(7, eps=0.1): "d_model=7, eps=0.1",
+        ScaledDotProductAttention(0.1, True, 2.0): "dropout=0.1, causal=True, scale=2.0",
+        PhysicsGuidedAttention(2.0): "strength=2.0, floor=0.01, dropout=0.0, causal=False, "
+        "scale=None",
+        attnlib.FlashAttention(causal=True): "causal=True, scale=None, block_size=None, "
+        "backend='auto'",
+        WithoutWeights(0.5): "dropout=0.5, causal=False, scale=None",
+    }.items():
+        assert repr(made) == f"{type(made).__name__}({text})"
+
+
+@pytest.mark.parametrize("other", ["linear", "attention"])
+def test_a_foreign_state_dict_is_refused_by_name(other):
+    if other == "linear":  # square, and yet the transpose of ours
+        ours, theirs = attnlib.Projection(4, 4), nn.Linear(4, 4)
+    else:
+        ours, theirs = MultiHeadAttention(4, 2), nn.MultiheadAttention(4, 2)
+    with pytest.raises(RuntimeError, match=r'Missing key.*"(q_proj\.)?W"'):
+        ours.load_state_dict(theirs.state_dict())
+
+
+HEADS_UNDER_AUTOCAST = {
+    "scaled": ScaledDotProductAttention,
+    "learned bias": lambda: LearnedBiasAttention(2, 3),
+    "physics": lambda: Guided(strength=0.0),
+    "flash": attnlib.FlashAttention,
+}
+
+
+@pytest.mark.parametrize("make", HEADS_UNDER_AUTOCAST.values(), ids=HEADS_UNDER_AUTOCAST)
+def test_autocast_takes_what_pytorchs_function_takes(make, as_shipped):
+    """float32 masks, and queries of another dtype than the keys, as after a rotation."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 5, 8) for _ in range(3))
+    mask = torch.randn(5, 5)
+    for q, kv in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)):
+        inputs = (query.to(q), key.to(kv), value.to(kv))
+        with torch.autocast("cpu", torch.bfloat16):
+            output, _ = make()(*inputs, mask)
+            expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+        assert output.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
+    with pytest.raises(TypeError, match=r"^mask: expected a boolean tensor"):
+        make()(query.double(), key.double(), value.double(), mask)
+    with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
+        wide = (query.double(), key.double(), value.double())
+        with torch.autocast("cpu", enabled=False):
+            expected, _ = make()(*wide, mask.double())
+        assert make()(*wide, mask.double())[0].dtype == torch.float64
+        torch.testing.assert_close(make()(*wide, mask.double())[0], expected)
+
+
+def test_autocast_export_and_state(as_shipped):
+    layer = MultiHeadAttention(12, 3, attention=LearnedBiasAttention(3, 4)).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(X)[0].dtype == torch.bfloat16
+    exported = torch.export.export(layer, (X,)).module()
+    torch.testing.assert_close(exported(X)[0], layer(X)[0])
+    assert "attention.bias" in layer.state_dict()
+    again = MultiHeadAttention(12, 3, attention=LearnedBiasAttention(3, 4))
+    again.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(again(X)[0], layer(X)[0])

@@ -1,0 +1,469 @@
+"""The block and the language model: PyTorch's layer, causality, learning, compiling."""
+
+import copy
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from attnlib import (
+    CausalAttention,
+    FlashAttention,
+    LanguageModel,
+    LearnedBiasAttention,
+    PhysicsGuidedAttention,
+    ScaledDotProductAttention,
+    TransformerBlock,
+    mask_from_torch,
+    sample,
+    sinusoidal_positions,
+)
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def torch_layer(**options) -> nn.TransformerEncoderLayer:
+    torch.manual_seed(0)
+    defaults = {"dropout": 0.0, "batch_first": True}
+    layer = nn.TransformerEncoderLayer(16, 4, 24, **{**defaults, **options}).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def small_model(**options) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(11, 12, 16, 2, 2, **options)
+
+
+# ── the block ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", [F.relu, F.gelu, nn.GELU()])
+@pytest.mark.parametrize("bias", [True, False])
+def test_from_torch(norm_first, activation, bias):
+    layer = torch_layer(norm_first=norm_first, activation=activation, bias=bias)
+    layer.norm1.eps = 1e-3
+    block = TransformerBlock.from_torch(layer)
+    x = torch.randn(3, 5, 16, dtype=torch.float64, requires_grad=True)
+    blocked = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    padding = torch.arange(5) >= torch.tensor([5, 3, 4])[:, None]
+    for masks in ((None, None), (blocked, None), (None, padding), (blocked, padding)):
+        mine = block(x, mask_from_torch(*masks))
+        theirs = layer(x, src_mask=masks[0], src_key_padding_mask=masks[1])
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+        a, b = (torch.autograd.grad(y.square().sum(), x)[0] for y in (mine, theirs))
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_from_torch_copies_dropout_and_mode():
+    layer = torch_layer(dropout=0.3)
+    block = TransformerBlock.from_torch(layer)
+    dropouts = (
+        block.dropout,
+        block.feed_forward.dropout,
+        block.attention.attention.dropout,
+    )
+    assert block.training and dropouts == (0.3, 0.3, 0.3)
+    layer.eval()
+    block, x = TransformerBlock.from_torch(layer), torch.randn(2, 5, 16).double()
+    torch.testing.assert_close(block(x), layer(x), rtol=0, atol=1e-12)
+    assert not block.training
+
+
+def test_dropout_acts_in_training_mode_only():
+    torch.manual_seed(0)
+    block, x = TransformerBlock(16, 4, dropout=0.5), torch.randn(2, 5, 16)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))
+
+
+HEADS = {
+    "a class": PhysicsGuidedAttention,
+    "an instance": LearnedBiasAttention(2, 3, causal=True),
+    "one for each head": [ScaledDotProductAttention(causal=True), PhysicsGuidedAttention()],
+}
+
+
+@pytest.mark.parametrize("attention", HEADS.values(), ids=HEADS)
+def test_any_attention_plugs_in(attention):
+    block, x = TransformerBlock(16, 2, attention=attention), torch.randn(3, 5, 16)
+    output, weights = block(x, return_weights=True)
+    assert output.shape == x.shape and [w.shape for w in weights] == [(3, 5, 5)] * 2
+
+
+@pytest.mark.parametrize("made", [TransformerBlock, LanguageModel])
+def test_heads_that_are_passed_bring_their_own_dropout(made):
+    """Nothing but weights could differ here between training and not, and it does not."""
+    torch.manual_seed(0)
+    sizes = (16, 2) if made is TransformerBlock else (11, 12, 16, 2, 2)
+    x = torch.randn(3, 5, 16) if made is TransformerBlock else torch.randint(11, (3, 5))
+    for attention, differs in ((None, True), (FlashAttention(causal=True), False)):
+        model = made(*sizes, dropout=0.5, attention=attention)
+        for part in model.modules():
+            if getattr(part, "dropout", 0) and not isinstance(
+                part, ScaledDotProductAttention
+            ):
+                part.dropout = 0.0
+        trained = model(x)
+        assert torch.equal(trained, model.eval()(x)) != differs
+    assert "bring their own" in " ".join(made.__doc__.split())
+
+
+# ── the language model ───────────────────────────────────────────────────────────────
+
+MODELS = {
+    "pre-norm": {},
+    "post-norm": {"norm_first": False},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "learned bias": {"attention": LearnedBiasAttention(2, 3, causal=True)},
+    "one for each head": {
+        "attention": [ScaledDotProductAttention(causal=True) for _ in range(2)]
+    },
+}
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_logits_do_not_see_later_tokens(options):
+    model = small_model(**options).double()
+    ids = torch.randint(11, (3, 12))
+    before = model(ids)
+    for t in range(1, 12):
+        changed = ids.clone()
+        changed[:, t:] = torch.randint(11, (3, 12 - t))
+        assert torch.equal(model(changed)[:, :t], before[:, :t])
+    changed[:, -1] = (ids[:, -1] + 1) % 11
+    assert (model(changed)[:, -1] != before[:, -1]).any()
+
+
+def test_overfits_one_batch():
+    torch.manual_seed(0)
+    model = LanguageModel(50, 32, 64, 4, 2)
+    ids = torch.randint(50, (8, 33))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+
+
+def test_each_block_has_an_attention_of_its_own():
+    model = small_model(attention=LearnedBiasAttention(2, 3, causal=True))
+    biases = [block.attention.attention.bias for block in model.blocks]
+    assert biases[0] is not biases[1]
+
+
+def test_tables_are_tied_and_sinusoids_are_not_parameters():
+    counts = [
+        sum(p.numel() for p in small_model(positions=positions).parameters())
+        for positions in ("learned", "sinusoidal")
+    ]
+    d, blocks = 16, 2 * (12 * 16**2 + 13 * 16)
+    assert counts == [blocks + (11 + 12) * d + 2 * d, blocks + 11 * d + 2 * d]
+
+
+def test_tokens_and_positions_start_with_length_one():
+    model = LanguageModel(400, 400, 64, 2, 1)
+    for table in (model.token_embedding.weight, model.positions):
+        assert table.square().sum(dim=1).mean().item() == pytest.approx(1, abs=0.05)
+
+
+def test_sinusoids_are_as_long_as_tokens_and_not_saved():
+    model = small_model(positions="sinusoidal")
+    torch.testing.assert_close(model.positions.norm(dim=1), torch.ones(12))
+    assert "positions" not in model.state_dict()
+
+
+def test_generate(as_shipped):
+    model = small_model().eval()
+    for parameter in model.parameters():  # sharp, so that every token in sight matters
+        nn.init.normal_(parameter, std=0.5)
+    start = torch.randint(11, (2, 3))
+    one, two = (
+        model.generate(start, 20, generator=torch.Generator().manual_seed(1))
+        for _ in range(2)
+    )
+    assert one.shape == (2, 23) and torch.equal(one, two) and torch.equal(one[:, :3], start)
+    greedy = model.generate(start, 12, temperature=0)
+    for t in range(3, 15):  # past the context length too
+        expected = model(greedy[:, max(0, t - 12) : t])[:, -1].argmax(dim=-1)
+        assert torch.equal(greedy[:, t], expected)
+    assert torch.equal(model.generate(start[0], 12, temperature=0), greedy[0])
+    assert torch.equal(model.generate(start, 12, top_k=1), greedy)
+    assert torch.equal(model.generate(start, 0), start)
+
+
+def test_weights_are_kept_only_if_asked_for():
+    model, ids = small_model(), torch.randint(11, (2, 5))
+    kept = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, args, result: kept.append(type(result)))
+    logits = model(ids)
+    again, weights = model(ids, return_weights=True)
+    assert kept == [torch.Tensor] * 2 + [tuple] * 2 and torch.equal(logits, again)
+    assert [[w.shape for w in block] for block in weights] == [[(2, 5, 5)] * 2] * 2
+
+
+def test_state_dict_round_trip():
+    model, ids = small_model(), torch.randint(11, (2, 12))
+    torch.manual_seed(1)
+    other = LanguageModel(11, 12, 16, 2, 2)
+    assert not torch.equal(other(ids), model(ids))
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(other(ids), model(ids))
+
+
+def test_samples_are_of_the_likeliest_and_as_often_as_they_should():
+    torch.manual_seed(0)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [2.0, 0.0, 4.0, 3.0, 1.0]])
+    drawn = torch.cat([sample(logits, top_k=3) for _ in range(200)], dim=1)
+    assert [set(row.tolist()) for row in drawn] == [{1, 2, 3}, {0, 2, 3}]
+    many = torch.tensor([0.0, math.log(3.0)]).expand(4000, 2)
+    for temperature, share in ((0.5, 9 / 10), (1.0, 3 / 4), (1e9, 1 / 2)):
+        mean = sample(many, temperature).double().mean()
+        assert mean.item() == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("token", [0, 1, 2, 100_000])
+def test_sinusoidal_positions(token):
+    table = sinusoidal_positions(100_001, 8)
+    angles = [token / 10_000 ** (2 * i / 8) for i in range(4)]
+    expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+    assert table.shape == (100_001, 8) and table.dtype == torch.float32
+    assert table[token].tolist() == pytest.approx(expected, rel=0, abs=1e-7)
+
+
+# ── in use ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_export(norm_first, as_shipped):
+    model = small_model(norm_first=norm_first).double().eval()
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", max=12)}
+    ids = torch.randint(11, (3, 7))
+    # PyTorch 2.4 exports a model only without the strict tracing, now the default.
+    program = torch.export.export(model, (ids,), dynamic_shapes=(sizes,), strict=False)
+    exported = program.module()
+    for shape in ((3, 7), (2, 12), (5, 2)):
+        ids = torch.randint(11, shape)
+        torch.testing.assert_close(exported(ids), model(ids), rtol=0, atol=1e-12)
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="torch.compile needs vcvars64.bat called first there"
+)
+def test_compile(as_shipped):
+    block = TransformerBlock(16, 2).double()
+    x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
+    y, expected = torch.compile(block, fullgraph=True)(x), block(x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (y, expected))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_autocast_in_bfloat16():
+    model, ids = small_model(), torch.randint(11, (2, 12))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids)
+        F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.float(), model(ids), rtol=0.05, atol=0.05)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.fixture
+def train_text(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import train_text
+
+    return train_text
+
+
+SIZE = {"context_length": 16, "embed_dim": 16, "num_heads": 2, "num_layers": 2}
+RUN = ["--steps", "80", "--every", "10", "--size", str(SIZE).replace("'", '"')]
+
+
+def test_trains_like_its_twin_of_torch_parts(train_text, tmp_path):
+    options = train_text.parse([*RUN, "--steps", "20"])
+    torch.manual_seed(0)
+    twin = train_text.Twin(**SIZE).double()
+    logs = [
+        train_text.train(model, tmp_path / f"{i}.safetensors", options)
+        for i, model in enumerate((train_text.ours(twin, SIZE).double(), twin))
+    ]
+    assert logs[0][-1] < logs[0][0]
+    torch.testing.assert_close(logs[0], logs[1], rtol=0, atol=1e-6)  # kept as float32
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(train_text, tmp_path):
+    options = train_text.parse([*RUN, "--checkpoints", str(tmp_path / "killed")])
+    path = options.checkpoints / "attnlib.safetensors"
+    command = [sys.executable, "train_text.py", *RUN, "--checkpoints", options.checkpoints]
+    with subprocess.Popen(command, cwd=BENCHMARKS, stdout=subprocess.DEVNULL) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+    torch.manual_seed(0)
+    start = train_text.ours(train_text.Twin(**SIZE), SIZE)
+    killed, whole = copy.deepcopy(start), start
+    saved = train_text.load(
+        path, copy.deepcopy(start), torch.optim.AdamW(start.parameters())
+    )
+    assert 0 < len(saved) < options.steps  # it was indeed killed on its way
+    resumed = train_text.train(killed, path, options)
+    expected = train_text.train(whole, tmp_path / "whole.safetensors", options)
+    assert torch.equal(resumed, expected)
+    for a, b in zip(killed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_norm_order_measures_the_path(norm_first, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import norm_order
+
+    torch.manual_seed(0)
+    model = LanguageModel(96, 12, 16, 2, 3, norm_first=norm_first)
+    measured = norm_order.measure(model, torch.randint(96, (4, 13)))
+    path = torch.tensor(measured["path"])
+    if norm_first:  # nothing but additions
+        torch.testing.assert_close(path, path[-1:].expand(4), rtol=1e-2, atol=0)
+    else:  # by the norms alone: 1 + v + 2 ρ √v at each, after the first block
+        v, rho = (torch.tensor(measured[name]) for name in ("added", "alignment"))
+        factors = (1 + v + 2 * rho * v.sqrt()) ** -0.5
+        expected = factors[2::2] * factors[3::2]
+        torch.testing.assert_close(path[1:-1] / path[2:], expected, rtol=0.1, atol=0)
+    assert measured["gradients"][-1] == measured["path"][-1]
+
+
+def test_positions_of_every_kind_are_trained_and_none_stays_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import positions
+
+    monkeypatch.setattr(positions, "SIZE", SIZE)
+    models = {kind: positions.make(kind) for kind in ("learned", "sinusoidal", "none")}
+    assert models["learned"].positions.requires_grad
+    assert not any(p.requires_grad for p in [models[k].positions for k in list(models)[1:]])
+    assert models["none"].positions.abs().max() == 0 < models["sinusoidal"].positions.max()
+    made, kept = positions.make, []
+    monkeypatch.setattr(positions, "make", lambda kind: kept.append(made(kind)) or kept[-1])
+    assert 3 < positions.run("none", 0, steps=2) < 7
+    assert kept[0].positions.abs().max() == 0  # the optimizer has left them alone
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────
+
+REFUSED = {
+    "embed_dim that does not divide": (
+        lambda: TransformerBlock(10, 4),
+        ValueError,
+        "embed_dim: expected a multiple of num_heads = 4, got 10",
+    ),
+    "dropout": (
+        lambda: TransformerBlock(8, 4, dropout=1.5),
+        ValueError,
+        "dropout: expected a probability between 0 and 1, got 1.5",
+    ),
+    "a wrong width": (
+        lambda: TransformerBlock(8, 4)(torch.randn(2, 3, 7)),
+        ValueError,
+        "input: expected at least 1 dimensions, the last of 8 features, "
+        "got shape (2, 3, 7)",
+    ),
+    "no blocks": (
+        lambda: LanguageModel(11, 12, 16, 2, 0),
+        ValueError,
+        "num_layers: expected at least 1, got 0",
+    ),
+    "no context": (
+        lambda: LanguageModel(11, 0, 16, 2, 2),
+        ValueError,
+        "context_length: expected at least 1, got 0",
+    ),
+    "unknown positions": (
+        lambda: small_model(positions="rotary"),
+        ValueError,
+        "positions: expected 'learned' or 'sinusoidal', got 'rotary'",
+    ),
+    "an odd width of sinusoids": (
+        lambda: sinusoidal_positions(4, 5),
+        ValueError,
+        "embed_dim: expected an even number, got 5",
+    ),
+    "one word without a dimension": (
+        lambda: small_model()(torch.tensor(3)),
+        ValueError,
+        "ids: expected at most context_length = 12 tokens in the last dimension, "
+        "got shape ()",
+    ),
+    "a batch of texts without a start": (
+        lambda: small_model().generate(torch.ones(2, 0, dtype=torch.int64), 3),
+        ValueError,
+        "ids: expected (tokens,) or (batch, tokens) with at least one token, "
+        "got shape (2, 0)",
+    ),
+    "floating ids": (
+        lambda: small_model()(torch.zeros(2, 3)),
+        TypeError,
+        "ids: expected a tensor of int64 or int32, got torch.float32",
+    ),
+    "too many tokens": (
+        lambda: small_model()(torch.zeros(2, 13, dtype=torch.int64)),
+        ValueError,
+        "ids: expected at most context_length = 12 tokens in the last dimension, "
+        "got shape (2, 13)",
+    ),
+    "nothing to continue": (
+        lambda: small_model().generate(torch.zeros(0, dtype=torch.int64), 3),
+        ValueError,
+        "ids: expected (tokens,) or (batch, tokens) with at least one token, "
+        "got shape (0,)",
+    ),
+    "a negative temperature": (
+        lambda: sample(torch.zeros(3), temperature=-1.0),
+        ValueError,
+        "temperature: expected at least 0, got -1.0",
+    ),
+    "top_k": (
+        lambda: sample(torch.zeros(3), top_k=0),
+        ValueError,
+        "top_k: expected at least 1, got 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, error, message, as_shipped):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        ScaledDotProductAttention,
+        ScaledDotProductAttention(),
+        [ScaledDotProductAttention(causal=True), PhysicsGuidedAttention()],
+    ],
+)
+def test_a_language_model_refuses_to_see_the_future(attention):
+    with pytest.raises(ValueError, match="attention: expected causal=True"):
+        small_model(attention=attention)
+
+
+def test_a_layer_is_not_a_head(as_shipped):
+    with pytest.raises(TypeError, match="attention: expected a BaseAttention"):
+        TransformerBlock(16, 2, attention=CausalAttention(8, 8))

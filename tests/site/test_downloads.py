@@ -1,0 +1,141 @@
+"""The book to take along: the ZIP of the site, and the PDF."""
+
+import os
+import re
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from pypdf import PdfReader
+
+from editions import offline_zip, pdf
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTER = "08_feed_forward"
+PART, TITLE = "Part III · The block", "8 Feed-forward network"
+
+
+def test_the_same_site_gives_the_same_zip(tmp_path):
+    for number, folder in enumerate(("one", "two")):
+        for name in ("index.html", "_static/book.css") if number else ("_static/book.css",):
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(name)
+            os.utime(path, (1e9 + number, 1e9 + number))
+    (tmp_path / "one/index.html").write_text("index.html")  # made last
+    (tmp_path / "one/.buildinfo").write_text("differs")
+    for folder in ("one", "two"):
+        offline_zip.pack(tmp_path / f"{folder}.zip", tmp_path / folder)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    assert ZipFile(tmp_path / "one.zip").namelist() == ["_static/book.css", "index.html"]
+
+
+def test_the_unpacked_zip_opens_from_its_index(site, browser, tmp_path):
+    offline_zip.pack(tmp_path / "book.zip", site)
+    ZipFile(tmp_path / "book.zip").extractall(tmp_path / "book")
+    page, failed = browser.new_page(), []
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.goto((tmp_path / "book" / "index.html").as_uri())
+    page.click(f".contents a[href='{CHAPTER}.html']")
+    page.wait_for_url(f"**/{CHAPTER}.html")
+    page.evaluate("() => MathJax.startup.promise")
+    assert page.locator("mjx-container svg").count() > 10
+    page.close()
+    assert not failed
+
+
+@pytest.fixture(scope="module")
+def printed(site, browser, tmp_path_factory) -> PdfReader:
+    out = tmp_path_factory.mktemp("pdf") / "book.pdf"
+    pdf.make(browser, out, site, [CHAPTER])
+    return PdfReader(out)
+
+
+@pytest.fixture(scope="module")
+def words(printed) -> list[str]:
+    """The text of each page, without its number."""
+    texts = [page.extract_text() for page in printed.pages]
+    return [re.sub(rf"^{i}\n|\n{i}$", "", text) for i, text in enumerate(texts, 1)]
+
+
+def entries(outline, depth=0):
+    for entry in outline:
+        if isinstance(entry, list):
+            yield from entries(entry, depth + 1)
+        else:
+            yield depth, entry
+
+
+def test_bookmarks_lead_through_parts_chapters_and_sections(printed):
+    found = [(depth, entry.title) for depth, entry in entries(printed.outline)]
+    top = [title for depth, title in found if depth == 0]
+    assert top == ["Attention, derived", PART, "Listings", "Solutions"]
+    chapters = [title for depth, title in found if depth == 1]
+    assert chapters == [TITLE] * 3
+    assert any(depth == 2 and "Exercises" in title for depth, title in found)
+    assert (2, "Solution 8.1") in found
+
+
+def test_the_contents_name_the_pages(printed, words):
+    pages = {
+        entry.title: printed.get_destination_page_number(entry)
+        for depth, entry in reversed([*entries(printed.outline)])
+        if depth < 2 and entry.title not in ("Attention, derived", PART)
+    }
+    assert set(pages) == {TITLE, "Listings", "Solutions"}
+    for title, page in pages.items():
+        line = rf"{re.escape(title)}\s+{page + 1}\b"
+        assert re.search(line, words[0]), title
+        assert words[page].removeprefix(f"{PART}\n").startswith(title)
+
+
+def test_folded_listings_stand_at_the_end_and_are_pointed_to(words):
+    first = next(i for i, text in enumerate(words) if text.startswith("Listings"))
+    chapter = "\n".join(words[:first])
+    docstring = (ROOT / "attnlib/feed_forward.py").read_text("utf-8").splitlines()[1]
+    assert docstring.startswith('"""') and docstring not in chapter
+    lines = re.findall(r"(attnlib/\w+\.py · .+) · \d+ lines: [^·]+?, page (\d+)", chapter)
+    assert lines
+    for title, page in lines:
+        assert title in words[int(page) - 1]
+    assert docstring in words[int(lines[0][1]) - 1]
+
+
+def test_a_folded_check_is_one_line(words):
+    text = "\n".join(words)
+    assert re.search(r"^Checked: \(8\.\d\)", text, re.MULTILINE)
+    assert not re.search(r"^# checks [\w, -]+: ", text, re.MULTILINE)
+
+
+def test_solutions_stand_at_the_end_and_are_pointed_to(words):
+    first = next(i for i, text in enumerate(words) if text.startswith("Solutions"))
+    solution = re.compile(r"^# Solution (8\.\d)", re.MULTILINE)
+    assert not solution.search("\n".join(words[:first]))
+    numbers = solution.findall("\n".join(words[first:]))
+    assert numbers
+    for number in numbers:
+        pointed = re.search(rf"Solution {number}, page (\d+)", "\n".join(words[:first]))
+        assert f"Solution {number}" in words[int(pointed[1]) - 1]
+
+
+def test_code_and_formulas_are_whole(printed, words):
+    text = "\n".join(words)
+    without_spaces = "".join(text.split())
+    module = ROOT / "attnlib" / "feed_forward.py"
+    lines = [line for line in module.read_text("utf-8").splitlines() if line.strip()]
+    code = [line for line in lines if line.strip().startswith(("def ", "return ", "self."))]
+    assert code
+    assert not [line for line in code if "".join(line.split()) not in without_spaces]
+    assert "(8.1)" in text and not re.search(r"\\(frac|mathsf|operatorname)", text)
+
+
+def test_links_between_pages_lead_inside_the_book(printed):
+    """To what is printed here; a link to a chapter that is left out has no target."""
+    links = [
+        annotation.get_object()
+        for page in printed.pages
+        for annotation in page.get("/Annots", [])
+    ]
+    inside = [link["/Dest"] for link in links if "/Dest" in link]
+    assert set(inside) <= set(printed.named_destinations)
+    assert f"/{CHAPTER}" in inside and any("equation-eq-" in name for name in inside)

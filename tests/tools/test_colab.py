@@ -1,0 +1,508 @@
+"""The notebooks for Colab: read as files, and compared with the site.
+
+tests/tools/colab_alone.py runs them, tests/tools/colab_lab.py looks at them in JupyterLab.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import cache
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from IPython.core.inputtransformer2 import TransformerManager
+from jinja2 import Environment, FileSystemLoader
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import build_book
+from address import address
+from bookkit.chapters import BookError, Chapter, read_chapters
+from bookkit.grammar import CHAPTER
+from editions.colab import edition, write_editions
+from editions.plain import Plain
+from editions.setup_cell import needed_files
+from release import versions
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTIONS = {
+    "GITHUB_REPOSITORY": "Owner/book",
+    "GITHUB_SHA": "0123456789" * 4,
+    "GITHUB_REF_TYPE": "branch",
+    "GITHUB_REF_NAME": "main",
+}
+PUBLISHED = address(ACTIONS)
+TOC = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
+FILES = [entry["file"] for part in TOC["parts"] for entry in part["chapters"]]
+NAMES = [name for name in FILES if CHAPTER.match(name)]
+LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])+)\]\((https://owner\.github\.io/book/[^)]*)\)")
+
+each_chapter = pytest.mark.parametrize("name", NAMES)
+each_edition = pytest.mark.parametrize("kind", ["published", "local"])
+
+
+@pytest.fixture(scope="module")
+def editions(site, tmp_path_factory):
+    """Where the notebooks are, with an address and without."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("published", "local")}
+    write_editions(ROOT, folders["published"], PUBLISHED)
+    write_editions(ROOT, folders["local"], None)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def plain(site):
+    return Plain(ROOT, PUBLISHED.site)
+
+
+@cache
+def read(folder, name):
+    return nbformat.read(folder / f"{name}.ipynb", as_version=4)
+
+
+def markdown(notebook):
+    return [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@cache
+def original(name):
+    return nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4)
+
+
+@cache
+def article(site, name):
+    text = (site / f"{name}.html").read_text("utf-8")
+    return BeautifulSoup(text, "html.parser").article
+
+
+# ── all notebooks ────────────────────────────────────────────────────────────────────
+
+
+def test_every_chapter_has_its_notebook(editions, site):
+    for folder in (*editions.values(), site / "notebooks"):
+        assert sorted(path.stem for path in folder.glob("*.ipynb")) == NAMES
+
+
+@each_edition
+def test_conversion_gives_the_same_bytes_again(editions, tmp_path, kind):
+    write_editions(ROOT, tmp_path, PUBLISHED if kind == "published" else None)
+    for name in NAMES:
+        file = f"{name}.ipynb"
+        assert (tmp_path / file).read_bytes() == (editions[kind] / file).read_bytes()
+
+
+def test_the_site_offers_these_notebooks(site, tmp_path):
+    write_editions(ROOT, tmp_path, address())
+    for path in tmp_path.iterdir():
+        assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
+
+
+@each_edition
+@each_chapter
+def test_notebook_is_valid(editions, kind, name):
+    notebook = read(editions[kind], name)
+    nbformat.validate(notebook)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(ids) == len(set(ids))
+
+
+SPHINX = {
+    "a role": r"\{[\w:+-]+\}`",
+    "a directive": r"^\s*(:{3,}|[`~]{3,}\{)",
+    "a label of an equation": r"\beq-[a-z]|\$\$[ \t]*\(",
+    "a target": r"^\([\w-]+\)=",
+    "a comment": r"<!--|^%+ ",
+    "a substitution": r"\{\{ *\w+ *\}\}",
+    "a label": r"\]\(#|\bfig-[a-z]|\bcell-\d\d-",
+    "a key of the bibliography": r"\b[a-z]+(?:19|20)\d\d[a-z]+\b",
+    "a file of the book": r"\]\([\w/.-]+\.(?:md|ipynb)|\bmystnb\b",
+}
+
+
+@each_edition
+@each_chapter
+def test_no_sphinx_is_left(editions, kind, name):
+    for cell in read(editions[kind], name).cells[1:]:
+        text = LINK.sub(r"\1", cell.source)  # an address may have a label in it
+        for what, pattern in SPHINX.items():
+            found = re.search(pattern, text, re.MULTILINE)
+            assert not found, f"{cell.id}: {what}: {found[0]}"
+
+
+@each_edition
+@each_chapter
+def test_nothing_is_read_from_the_repository(editions, kind, name):
+    notebook = read(editions[kind], name)
+    for cell in code(notebook)[1:]:
+        found = re.search(r"""["'](\.\./|_static/|/)[^"']*["']""", cell.source)
+        assert not found, f"{cell.id} reads {found[0]}"
+        for file in re.findall(r'"attnlib-files/([^"]+)"', cell.source):
+            assert f'files["{file}"] = ' in notebook.cells[0].source
+
+
+# ── the same as the site ─────────────────────────────────────────────────────────────
+
+
+@each_chapter
+def test_equations_have_the_numbers_of_the_site(editions, site, name):
+    shown = [
+        re.search(r"\((.+)\)", number.get_text())[1]
+        for number in article(site, name).select("div.math[id] > .eqno")
+    ]
+    tags = re.findall(r"\\tag\{(.*?)\}", "\n".join(markdown(read(editions["local"], name))))
+    assert tags == shown
+    assert len(tags) == len(set(tags)) and (tags or not name[0].isdigit())
+
+
+@each_chapter
+def test_references_are_those_of_the_site(editions, site, name):
+    """Equations, figures and citations: the same text to the same place, in order."""
+    shown = []
+    for link in article(site, name).select("a.reference.internal[href*='#']"):
+        page, _, anchor = link["href"].partition("#")
+        shown.append((link.get_text(), f"{page or f'{name}.html'}#{anchor}"))
+    *texts, closing = markdown(read(editions["published"], name))
+    found = [
+        (text.replace("*", ""), url.removeprefix(PUBLISHED.site))
+        for text, url in LINK.findall("\n\n".join(texts))
+        if "#" in url
+    ]
+    assert found == shown
+    assert LINK.findall(closing) == [
+        ("*Attention, derived*", f"{PUBLISHED.site}{name}.html")
+    ]
+
+
+@each_chapter
+def test_without_an_address_the_text_is_the_same(editions, name):
+    published, local = (markdown(read(editions[kind], name)) for kind in editions)
+    assert not any("](http" in text and "github.io" in text for text in local)
+    assert [LINK.sub(r"\1", text) for text in published] == local
+
+
+@each_chapter
+def test_figures_have_the_captions_of_the_site(editions, site, name):
+    shown = [
+        (number.find_parent("figure").img["alt"], number.get_text().strip())
+        for number in article(site, name).select("figure .caption-number")
+    ]
+    cells = read(editions["local"], name).cells
+    found = []
+    for above, cell in pairwise(cells):
+        if match := re.match(r"\*\*(Figure [\d.]+)\.\*\* .+", cell.source):
+            kinds = {kind for output in above.outputs for kind in output.get("data", {})}
+            assert "image/png" in kinds, f"{cell.id} is not below its figure"
+            found.append((cell.source.split("\n\n")[-2], match[1]))
+    assert found == shown
+
+
+def test_cited_works_are_listed(editions):
+    closing = read(editions["local"], "01_scaled_dot_product").cells[-1].source
+    assert "Ashish Vaswani, Noam Shazeer" in closing
+    assert "He" not in re.findall(r"Kaiming (\w+)", closing), "chapter 1 cites no He"
+
+
+@each_chapter
+def test_code_is_that_of_the_chapter(editions, name):
+    """Apart from the places of files, numbers of equations, and titles of folded cells."""
+    before = {cell.id: cell for cell in code(original(name))}
+    after = [cell for cell in code(read(editions["local"], name)) if cell.id in before]
+    assert [cell.id for cell in after] == list(before)
+    for cell in after:
+        old, new = before[cell.id].source.splitlines(), cell.source.splitlines()
+        changed = [(a, b) for a, b in zip(old, new, strict=True) if a != b]
+        if changed and changed[0][1].startswith("# @title "):
+            line, title = changed.pop(0)
+            assert line is old[0] and cell.metadata.jupyter.source_hidden, line
+            assert title.split()[2] in line.replace("# ", "", 1).split(), (line, title)
+        for line, _ in changed:
+            assert re.search(r'eq-|"_static/|"\.\./', line), line
+        at_home = before[cell.id].metadata
+        closed = "jupyter" in at_home or "remove-input" in at_home.get("tags", [])
+        assert ("jupyter" in cell.metadata) == closed, cell.id
+        if not before[cell.id].source.startswith("# Solution"):
+            assert cell.outputs == before[cell.id].outputs
+
+
+# ── exercises ────────────────────────────────────────────────────────────────────────
+
+
+@each_chapter
+def test_exercises_have_room_for_an_answer(editions, name):
+    cells = read(editions["local"], name).cells
+    text = "\n".join(cell.source for cell in original(name).cells)
+    asked = re.findall(r"^### Exercise (\w+\.\d+)", text, re.MULTILINE)
+    assert [c.id for c in cells if c.source == "# Your turn"] == [
+        f"your-turn-{number.replace('.', '-')}" for number in asked
+    ]
+    titles = []
+    for above, cell in pairwise(cells):
+        if cell.source.startswith("# @title Solution"):
+            titles.append(re.search(r"\w+\.\d+", cell.source)[0])
+            assert cell.metadata.cellView == "form"
+            assert cell.metadata.jupyter.source_hidden
+            assert not cell.outputs and cell.execution_count is None
+            assert above.source == "# Your turn" or titles[-1] in titles[:-1]
+        if cell.source == "# Your turn":
+            text = above.cell_type == "markdown" and "### Exercise" in above.source
+            assert (above.cell_type == "code" or text) and not cell.metadata
+    assert list(dict.fromkeys(titles)) == asked
+
+
+# ── the first cell ───────────────────────────────────────────────────────────────────
+
+
+class Machine:
+    """Where a setup cell runs: what is installed, and what it asks pip for."""
+
+    def __init__(self, monkeypatch, folder, version=None, origin=None):
+        self.asked = []
+
+        def distribution(name):
+            if version is None:
+                raise metadata.PackageNotFoundError(name)
+            return SimpleNamespace(version=version, read_text=lambda file: origin)
+
+        monkeypatch.setattr(metadata, "distribution", distribution)
+        monkeypatch.chdir(folder)
+
+    def run(self, source):
+        shell = SimpleNamespace(run_line_magic=lambda name, line: self.asked.append(line))
+        names = {"get_ipython": lambda: shell}
+        exec(TransformerManager().transform_cell(source), names)
+        installs = [line for line in self.asked if line.startswith("install")]
+        source = str(names["source"])
+        return [line.replace("{source}", source) for line in installs]
+
+
+VERSION = versions(ROOT)["attnlib/__init__.py"]
+HERE = json.dumps({"url": PUBLISHED.archive})
+OTHER = json.dumps({"url": PUBLISHED.archive.replace("0123", "3210")})
+INSTALLED = {  # version, direct_url.json, and whether it is installed again
+    "nothing": (None, None, True),
+    "an older one": ("0.0.9", None, True),
+    "from a wheel": (VERSION, '{"url": "file:///attnlib.whl"}', False),
+    "from the index": (VERSION, None, False),
+    "this commit": (VERSION, HERE, False),
+    "another commit": (VERSION, OTHER, True),
+}
+
+
+@pytest.mark.parametrize("state", INSTALLED)
+def test_setup_installs_this_commit(editions, monkeypatch, tmp_path, state):
+    version, origin, again = INSTALLED[state]
+    first = read(editions["published"], NAMES[0]).cells[0]
+    asked = Machine(monkeypatch, tmp_path, version, origin).run(first.source)
+    wanted = f'install --quiet "attnlib @ {PUBLISHED.archive}" matplotlib'
+    assert asked == ([wanted] if again else [])
+
+
+def test_setup_without_an_address_installs_a_wheel_or_the_version(
+    editions, monkeypatch, tmp_path
+):
+    source = read(editions["local"], NAMES[0]).cells[0].source
+    machine = Machine(monkeypatch, tmp_path)
+    assert machine.run(source) == [f'install --quiet "attnlib=={VERSION}" matplotlib']
+    wheel = tmp_path / f"attnlib-{VERSION}-py3-none-any.whl"
+    wheel.touch()
+    (tmp_path / "attnlib-9.9-py3-none-any.whl").touch()
+    machine.asked.clear()
+    assert machine.run(source) == [f'install --quiet "{wheel}" matplotlib']
+    assert not Machine(monkeypatch, tmp_path, VERSION).run(source)
+
+
+@each_chapter
+def test_setup_is_on_top_and_writes_the_files(editions, monkeypatch, tmp_path, name):
+    notebook = read(editions["published"], name)
+    first = notebook.cells[0]
+    assert first.source.startswith("# @title Setup: run this cell first\n")
+    assert first.metadata.cellView == "form" and first.metadata.jupyter.source_hidden
+    assert sum("%pip" in cell.source for cell in notebook.cells) == 1
+    Machine(monkeypatch, tmp_path, VERSION).run(first.source)
+    text = "\n".join(cell.source for cell in code(original(name)))
+    read_by_chapter = set(re.findall(r'"(_static/[^"]+|\.\./[^"]+)"', text))
+    assert read_by_chapter or not name[0].isdigit()
+    written = {
+        path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert written == {
+        Path(file).name: (ROOT / "book" / file).read_bytes() for file in read_by_chapter
+    }
+
+
+# ── what the chapters do not have today ──────────────────────────────────────────────
+
+
+def converted(plain, *cells):
+    for number, cell in enumerate(cells):
+        cell.id = f"c{number}"
+    return edition(
+        Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=cells)), plain, ""
+    )
+
+
+def test_only_a_chapter_with_kernels_asks_for_a_gpu(editions, plain):
+    title = new_markdown_cell("# Kernels\n\nText.")
+    with_gpu = converted(
+        plain, title, new_code_cell("import triton\nimport triton.language")
+    )
+    without = converted(plain, title, new_code_cell("# no import triton"))
+    assert with_gpu.metadata["accelerator"] == "GPU"
+    assert "A T4 has 7.5" in with_gpu.cells[2].source
+    assert "accelerator" not in without.metadata
+    assert not any("T4" in cell.source for cell in without.cells)
+    for name in NAMES:
+        uses = "import triton" in "\n".join(cell.source for cell in code(original(name)))
+        assert ("accelerator" in read(editions["local"], name).metadata) == uses, name
+
+
+TURNED = {
+    "{term}`query`": r"\[query\]\(\S+/glossary.html#term-query\)",
+    "{term}`questions <query>`": r"\[questions\]\(\S+/glossary.html#term-query\)",
+    "{doc}`notation`": r"\[Notation\]\(\S+/notation.html\)",
+    "{ref}`here <fig-masks>`": r"\[here\]\(\S+/01_scaled_dot_product.html#fig-masks\)",
+    "[a table](notation.md)": r"\[a table\]\(\S+/notation.html\)",
+    "[a place](#here)": r"\[a place\]\(\S+/15_x.html#here\)",
+    "[far](https://a.org)": r"\[far\]\(https://a.org\)",
+    ":::{note}\nA *b*.\n\nC\n:::": r"> \*\*Note.\*\*\n>\n> A \*b\*.\n>\n> C",
+    "```{admonition} On a T4\nA\n```\n\nB": r"> \*\*On a T4.\*\*\n>\n> A\n\nB",
+    "A\n\n<!-- x | y\n -->\n\nB": r"A\n\nB",
+}
+
+
+@pytest.mark.parametrize("text", TURNED)
+def test_other_syntax_is_turned(plain, text):
+    assert re.fullmatch(TURNED[text], plain.markdown(text, "15_x", "here"))
+
+
+REFUSED = [
+    "{abbr}`x`",
+    "{eq}`eq-that-is-missing`",
+    "{cite:p}`nobody1900`",
+    "$$\nx\n$$ (eq-that-is-missing)",
+    "$$\nx\n$$ (other)",
+    ":::{table}\n| a |\n:::",
+    "```{figure} a.png\n```",
+    "(target)=\n# Heading",
+    "% a comment",
+    "![a picture](_static/page.png)",
+    "a note[^1]",
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_turned_is_refused(plain, text):
+    with pytest.raises(BookError, match=r"book/15_x\.ipynb, cell c1: .*"):
+        converted(plain, new_markdown_cell("# T"), new_markdown_cell(text))
+
+
+def test_a_file_that_is_missing_is_refused():
+    cell = new_code_cell('open("_static/missing.json")')
+    chapter = Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=[cell]))
+    with pytest.raises(BookError, match=r"no file _static/missing\.json"):
+        needed_files(chapter)
+
+
+def test_a_book_that_is_not_built_is_refused(tmp_path):
+    with pytest.raises(BookError, match=r"run python tools build_book"):
+        Plain(tmp_path, None)
+
+
+def test_the_numbers_are_those_of_the_site_just_built(site, monkeypatch, tmp_path):
+    done = SimpleNamespace(returncode=0)  # here it builds nothing, so none can be found
+    monkeypatch.setattr(build_book.subprocess, "run", lambda *args, **options: done)
+    monkeypatch.setattr(sys, "argv", ["build_book.py", "--into", str(tmp_path)])
+    with pytest.raises(BookError, match="the book is not built"):
+        build_book.main()
+
+
+# ── the address ──────────────────────────────────────────────────────────────────────
+
+
+def test_the_address_comes_from_the_environment():
+    assert PUBLISHED.repository == "https://github.com/Owner/book"
+    assert PUBLISHED.site == "https://owner.github.io/book/"
+    assert PUBLISHED.edit("a/b.md") == "https://github.com/Owner/book/edit/main/a/b.md"
+    assert PUBLISHED.releases == "https://github.com/Owner/book/releases/latest"
+    assert PUBLISHED.colab("01_x") == (
+        "https://colab.research.google.com/github/Owner/book/blob/colab/01_x.ipynb"
+    )
+    tag = address(ACTIONS | {"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v1"})
+    assert tag.edit("a.md") is None
+    own = address(ACTIONS | {"GITHUB_REPOSITORY": "Owner/owner.github.io"})
+    assert own.site == "https://owner.github.io/"
+    assert address({}) is None
+    assert address(ACTIONS | {"GITHUB_SERVER_URL": "https://git.example.org"}) is None
+
+
+@pytest.mark.parametrize("name", ["GITHUB_REPOSITORY", "GITHUB_SHA"])
+def test_half_an_address_is_refused(name):
+    with pytest.raises(ValueError, match="whole commit"):
+        address(ACTIONS | {name: "short"})
+
+
+def test_no_other_file_knows_the_address():
+    """One place: nothing else reads GitHub's variables, or names a repository."""
+    files = [
+        *ROOT.glob("*.*"),
+        *(ROOT / "tools").rglob("*.*"),
+        *(ROOT / "book").rglob("*.*"),
+    ]
+    for path in files:
+        if path.suffix in {".py", ".yml", ".toml", ".md", ".html", ".js", ".cff"}:
+            text = path.read_text("utf-8")
+            said = re.findall(r"GITHUB_[A-Z]+|https://colab[^\s\"]*|\w+\.github\.io", text)
+            assert not said or path.name == "address.py", (path, said)
+
+
+def links_of(published, page, suffix):
+    """The links of a page's template, by name; what it does not use is left out."""
+    loader = FileSystemLoader(ROOT / "book" / "_templates")
+    shown = (
+        Environment(loader=loader)
+        .get_template("layout.html")
+        .render(
+            pagename=page,
+            page_source_suffix=suffix,
+            published=published,
+            pathto=lambda target, resource=False: target,
+            toctree=lambda **options: "",
+        )
+    )
+    links = BeautifulSoup(shown, "html.parser").select(".chapter-links a")
+    return {link.get_text(): link["href"] for link in links}
+
+
+def test_buttons_of_a_chapter():
+    download = {"Download notebook": "notebooks/01_x.ipynb"}
+    assert links_of(None, "01_x", ".ipynb") == download
+    assert links_of(PUBLISHED, "01_x", ".ipynb") == download | {
+        "Open in Colab": PUBLISHED.colab("01_x"),
+        "Edit": "https://github.com/Owner/book/edit/main/book/01_x.ipynb",
+        "Repository": PUBLISHED.repository,
+    }
+    tag = address(ACTIONS | {"GITHUB_REF_TYPE": "tag"})
+    assert "Edit" not in links_of(tag, "01_x", ".ipynb")
+    assert not links_of(PUBLISHED, "intro", ".md")
+
+
+@each_chapter
+def test_the_site_has_the_buttons_of_its_address(site, name):
+    links = article(site, name).select(".chapter-links a")
+    shown = {link.get_text(): link["href"] for link in links}
+    assert shown == links_of(address(), name, ".ipynb")
+
+
+def test_chapters_of_the_toc_are_those_of_the_folder():
+    assert [chapter.name for chapter in read_chapters(ROOT)] == NAMES

@@ -1,0 +1,147 @@
+"""Chapters run in place and normalized, on a tiny book."""
+
+import os
+import subprocess
+import sys
+
+import nbformat
+from nbformat.v4 import new_output
+
+from bookkit import chapters, execute, normalize
+from tiny_book import BASE, ROOTS, TOOLS, code, refused, run, sources, write
+
+
+def test_chapters_run_in_place_twice_without_a_diff(root, capsys):
+    """The one slow test: a chapter that runs, and one that breaks, each two times."""
+    path, broken = root / "book/01_first.ipynb", root / "book/02_second.ipynb"
+    checks = (
+        "import os, pathlib, sys\n"
+        "from attnlib.base import half as packaged\n"
+        "print(pathlib.Path.cwd().name, os.environ['PYTHONHASHSEED'])\n"
+        "print('a', flush=True); print('b', flush=True)\n"
+        "packaged(3)  "
+    )
+    write(path, "# First", BASE, ROOTS, code(checks, tags=[], extra=1))
+    write(
+        broken,
+        "# Second",
+        code("fine = 1"),
+        code("a = 1\nb = 2\nc = 3\nassert a == b, 'no'"),
+    )
+    before = broken.read_bytes()
+    assert run(execute, root) == 1
+    out = capsys.readouterr().out
+    assert "01_first … 4 cells, " in out
+    assert (
+        "02_second … not written\nbook/02_second.ipynb, cell c2 failed:\n    a = 1\n" in out
+    )
+    assert "assert a == b" in out and out.endswith("AssertionError: no\n")
+    assert "\x1b" not in out
+    assert broken.read_bytes() == before
+
+    cell = nbformat.read(path, as_version=4).cells[-1]
+    assert [o.get("text") or o.data["text/plain"] for o in cell.outputs] == [
+        "book 0\na\nb\n",
+        "1.5",
+    ]
+    assert cell.execution_count == 3 and cell.metadata == {}
+    first = path.read_bytes()
+    assert run(execute, root, "01") == 0
+    assert path.read_bytes() == first
+
+
+def test_notebooks_are_stored_in_one_format(root):
+    write(root / "book/01_first.ipynb", "# √")
+    stored = (root / "book/01_first.ipynb").read_bytes().decode("utf-8")
+    assert stored.startswith(
+        '{\n "cells": [\n  {\n   "cell_type": "markdown",\n   "id": "c0"'
+    )
+    assert stored.endswith('"nbformat": 4,\n "nbformat_minor": 5\n}\n')
+    assert "# √" in stored and "\r" not in stored
+
+
+def test_an_unknown_chapter_is_refused(root):
+    assert "no chapter 07; there are: 01_first, 02_second" in refused(
+        execute, root, "07", "01"
+    )
+
+
+def test_what_has_changed_is_found(root):
+    """By Git, with outputs and all; where there is no Git, it is said and not guessed."""
+    write(root / "book/01_first.ipynb", "# First")
+    write(root / "book/02_second.ipynb", "# Second")
+    outside = execute.select(chapters.read_chapters(root), [], root)
+    assert len(outside) == 2
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)}
+    done = subprocess.run(
+        [sys.executable, TOOLS, "execute", "--root", root, "changed"],
+        env=env,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 1 and "no way to tell what has changed" in done.stderr
+    for command in (["init"], ["add", "."], ["commit", "-m", "Two chapters"]):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *who, *command], cwd=root, check=True, capture_output=True)
+    assert execute.changed(root) == set()
+    write(root / "book/02_second.ipynb", "# Second, changed")
+    (found,) = execute.select(chapters.read_chapters(root), ["changed"], root)
+    assert found.name == "02_second"
+
+
+def test_normalizing_keeps_what_the_reader_needs(root):
+    hidden = code("x", tags=["hide-input"], collapsed=True, execution={"iopub": "a time"})
+    image = {
+        "metadata": {"image/png": {"width": 3, "dpi": 9}, "text/plain": {}, "other": 1}
+    }
+    hidden.outputs = [
+        new_output("stream", name="stdout", text="a\n"),
+        new_output("stream", name="stdout", text="b\n"),
+        new_output("stream", name="stderr", text="c\n"),
+        new_output("display_data", {"image/png": "aGk="}, **image),
+    ]
+    figure = {"figure": {"name": "fig-a"}}
+    write(root / "book/01_first.ipynb", "# First\n\n", hidden, code("y \n", mystnb=figure))
+    assert run(execute, root, "--normalize", "01") == 0
+    chapter = chapters.read_chapters(root)[0]
+    assert chapter.notebook.metadata == normalize.METADATA
+    heading, hidden, shown = chapter.cells
+    assert (heading.source, shown.source) == ("# First", "y")
+    assert hidden.metadata == {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
+    assert shown.metadata == {"mystnb": figure}
+    assert [output.get("text") for output in hidden.outputs] == ["a\nb\n", "c\n", None]
+    assert hidden.outputs[2].metadata == {"image/png": {"width": 3}}
+    before = chapter.text
+    normalize.normalize(chapter)
+    assert chapter.text == before
+
+
+def test_ids_are_readable_and_unique(tmp_path):
+    imports = '# attnlib/deep/base.py\n"""A."""\n\nimport math'
+    long = "## " + "long " * 30
+    write(
+        tmp_path / "book/01_a.ipynb",
+        *[code("1"), "# Why 1/√d_k?", "text", code("1"), imports],
+        *[
+            "# attnlib/deep/base.py\nclass MaskedSoftmax:\n    x = 1",
+            code("1"),
+            "(tgt)=\n## More",
+        ],
+        *["```\n# no heading\n```", "## More", code("1"), long, code("1")],
+    )
+    assert run(execute, tmp_path, "--normalize") == 0
+    ids = list(sources(tmp_path, "01_a"))
+    assert ids[:-2] == [
+        *["cell-2", "why-1-d-k", "why-1-d-k-2", "why-1-d-k-3", "deep-base-imports"],
+        *["masked-softmax", "why-1-d-k-4", "more", "more-2", "more-3", "more-4"],
+    ]
+    assert ids[-2].startswith("long-long") and ids[-1] == ids[-2] + "-2"
+    assert all(len(name) <= 64 for name in ids)
+
+
+def test_an_exported_definition_has_its_name_before_a_heading(tmp_path):
+    """Its link in the API is then that of the name, whatever the text above is called."""
+    masked = '# attnlib/base.py\n"""A."""\n\n\nclass MaskedSoftmax:\n    x = 1'
+    write(tmp_path / "book/01_a.ipynb", "# A", "## Masked softmax", masked)
+    assert run(execute, tmp_path, "--normalize") == 0
+    assert list(sources(tmp_path, "01_a")) == ["a", "masked-softmax-2", "masked-softmax"]

@@ -1,0 +1,65 @@
+"""The tool that plants faults in the package tells which of them the tests notice."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RECORD = BENCHMARKS / "results" / "mutants.json"
+REASONS = BENCHMARKS / "mutants_equivalent.toml"
+
+MODULE = """def larger(a, b=1):
+    # Which of two numbers is larger?
+    return a if a > b else b
+"""
+TESTS = """from attnlib.three import larger
+
+
+def test_larger():
+    assert larger(0) == 1 and larger(2, 1) == 2
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mistakes are planted in forks")
+def test_a_mutant_that_no_test_notices_is_told(tmp_path):
+    for name, text in {
+        "attnlib/__init__.py": "",
+        "attnlib/three.py": MODULE,
+        "tests/test_three.py": TESTS,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tool = [sys.executable, str(BENCHMARKS / "mutants.py"), "--root", str(tmp_path)]
+    done = subprocess.run([*tool, "--show"], capture_output=True, encoding="utf-8")
+    told = [line for line in done.stdout.splitlines() if line.startswith("three: ")]
+    assert told == [
+        "three: larger: return a if a > b else b: a > b → a >= b",
+        "three: 3 of 4 mutants noticed",
+    ], done.stdout + done.stderr
+
+
+def survivors():
+    record = json.loads(RECORD.read_text(encoding="utf-8"))["modules"]
+    return {
+        (module, *(place[key] for key in ("in", "line", "change")))
+        for module, tried in record.items()
+        for place in tried["survivors"]
+    }
+
+
+def test_each_survivor_is_explained():
+    entries = tomllib.loads(REASONS.read_text(encoding="utf-8"))["survivor"]
+    explained = [
+        (entry["module"], entry["in"], entry["line"], change)
+        for entry in entries
+        for change in entry["changes"]
+    ]
+    assert len(explained) == len(set(explained)), "one is explained twice"
+    assert survivors() - set(explained) == set(), "say why, in mutants_equivalent.toml"
+    assert set(explained) - survivors() == set(), "the tests notice it"
+    for entry in entries:
+        assert entry["why"].endswith(".") and len(entry["why"]) >= 20, entry

@@ -1,0 +1,45 @@
+"""Programs are short, each has its line, and what names one names it right."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tiny_book import ROOT, TOOLS
+
+
+@pytest.mark.parametrize("path", sorted(TOOLS.rglob("*.py")), ids=lambda path: path.stem)
+def test_a_program_is_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 150
+
+
+def test_each_program_has_its_line():
+    lines = (TOOLS / "README.md").read_text(encoding="utf-8").splitlines()
+    named = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert sorted(named) == sorted(path.name for path in TOOLS.rglob("*.py"))
+
+
+def test_every_room_of_the_tests_is_run():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = settings["tool"]["pytest"]["ini_options"]["testpaths"]
+    files = (ROOT / "tests").rglob("test_*.py")
+    rooms = {file.parent.relative_to(ROOT).as_posix() for file in files}
+    assert {"book", *rooms} == set(named)
+
+
+NAMING = ["Makefile", "*.md", ".*.yaml", ".ci/run", ".github/workflows/*.yml", "book/*.md"]
+NAMING += ["tools/**/*.py", "tests/**/*.py", "benchmarks/*.py"]
+
+
+def test_programs_and_files_that_are_named_exist():
+    paths = [path for pattern in NAMING for path in ROOT.glob(pattern)]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    files = set(re.findall(r"\b(?:tools|tests|benchmarks)/[\w/]+\.\w+", text))
+    missing = {file for file in files if not (ROOT / file).exists()}
+    assert missing <= {"tests/test_it.py", "tests/test_three.py"}  # of tiny books
+    listed = subprocess.run([sys.executable, TOOLS], capture_output=True, encoding="utf-8")
+    programs = re.findall(r"\w+", listed.stderr.partition("of: ")[2])
+    called = set(re.findall(r"(?:python\"?|\$\(RUN\)) tools (\w+)", text))
+    assert "tangle" in called and called <= {"NAME", *programs}

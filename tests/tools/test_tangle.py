@@ -1,0 +1,321 @@
+"""Chapters to modules and back: bookkit/tangle.py, on a tiny book."""
+
+import subprocess
+import sys
+
+import pytest
+from nbformat.v4 import new_output
+
+from bookkit import chapters, tangle
+from tiny_book import BASE, LATER, ROOTS, TOOLS, edit, refused, run, sources, write
+
+
+def test_a_module_reads_as_if_written_by_hand(root):
+    assert (
+        (root / "attnlib/base.py").read_text(encoding="utf-8")
+        == '''\
+# Made from book/01_first.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""What comes first.
+
+Derived in chapter 1, "First" (book/01_first.ipynb).
+"""
+
+import math
+
+
+def half(x):
+    return x / 2
+
+
+# A comment that belongs to root.
+def root(x):
+    return math.sqrt(half(x))
+'''
+    )
+    assert (
+        (root / "attnlib/deep/other.py").read_text(encoding="utf-8")
+        == '''\
+# Made from book/01_first.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""What builds on it.
+
+In two paragraphs.
+
+Derived in chapter 1, "First" (book/01_first.ipynb).
+"""
+
+from attnlib.base import root
+
+LIMIT = 3
+STEP = 1
+
+
+class Other:
+    def go(self, half_of):
+        return root(half_of) + LIMIT
+'''
+    )
+
+
+def test_only_changed_modules_are_written(root, capsys):
+    capsys.readouterr()
+    edit(root / "book/01_first.ipynb", "x / 2", "0.5 * x")
+    assert run(tangle, root) == 0
+    written = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
+    assert written == ["attnlib/base.py: written"]
+
+
+def test_a_module_edited_by_hand_is_stale(root, capsys):
+    edit(root / "attnlib/base.py", "x / 2", "x / 3")
+    assert run(tangle, root, "--check") == 1
+    out = capsys.readouterr().out
+    assert "attnlib/base.py differs from book/01_first.ipynb: cell c1\n" in out
+    assert "-    return x / 2\n+    return x / 3" in out
+    assert "make chapters" in out and "python tools tangle --update" in out
+    assert "x / 3" in (root / "attnlib/base.py").read_text(), "--check wrote a file"
+
+
+def test_check_names_a_missing_and_a_foreign_module(root, capsys):
+    (root / "attnlib/later.py").rename(root / "attnlib/foreign.py")
+    assert run(tangle, root, "--check") == 1
+    out = capsys.readouterr().out
+    assert "attnlib/later.py is missing, book/02_second.ipynb makes it" in out
+    assert "attnlib/foreign.py: no chapter makes it" in out
+    assert "__init__" not in out
+
+
+def test_update_brings_an_edit_back_to_its_cell_alone(root, capsys):
+    chapter, other = root / "book/01_first.ipynb", root / "book/02_second.ipynb"
+    edit(chapter, "x / 2", "x/2")  # not as ruff would have it, and not touched for that
+    before, untouched = chapter.read_text(encoding="utf-8"), other.read_bytes()
+    edit(root / "attnlib/base.py", "math.sqrt(half(x))", "half(x) ** 0.5 + math.pi")
+    assert run(tangle, root, "--update") == 0
+    after = before.replace("math.sqrt(half(x))", "half(x) ** 0.5 + math.pi")
+    assert chapter.read_text(encoding="utf-8") == after
+    assert other.read_bytes() == untouched
+    assert "cell c3: updated; execute the chapter again" in capsys.readouterr().out
+    assert run(tangle, root, "--check") == 0
+
+
+def test_update_keeps_what_else_a_cell_holds(root):
+    path = root / "book/01_first.ipynb"
+    chapter = chapters.read_chapters(root)[0]
+    cell = chapter.cells[1]
+    cell.execution_count = 7
+    cell.outputs = [new_output("stream", text="kept\n")]
+    cell.metadata = {"tags": ["kept"]}
+    chapter.write()
+    edit(root / "attnlib/base.py", "x / 2", "x * 0.5")
+    assert run(tangle, root, "--update") == 0
+    cell.source = cell.source.replace("x / 2", "x * 0.5")
+    assert path.read_text(encoding="utf-8") == chapter.text
+
+
+def test_update_and_tangle_are_inverse(root):
+    """Many edits at once; the module is then as it was edited, and its chapter makes it."""
+    module = root / "attnlib/deep/other.py"
+    edited = '''\
+# Made from book/01_first.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""What builds on it, better.
+
+Derived in chapter 1, "First" (book/01_first.ipynb).
+"""
+
+import os
+from typing import Any
+
+from attnlib.base import half, root
+
+# Now with a reason.
+LIMIT = 4
+
+
+def added(x: Any) -> str:
+    return os.fspath(half(x))
+
+
+class Other:
+    """A docstring."""
+
+    def go(self, half_of):
+        return root(half_of) + LIMIT
+'''
+    module.write_text(edited, encoding="utf-8")
+    assert run(tangle, root, "--update") == 0
+    assert module.read_text(encoding="utf-8") == edited
+    cell = sources(root)["c4"]
+    assert cell.startswith(
+        '# attnlib/deep/other.py\n"""What builds on it, better."""\n\nimport os\n'
+    )
+    assert "attnlib.base" not in cell and "Derived" not in cell and "STEP" not in cell
+    assert "# Now with a reason.\nLIMIT = 4" in cell
+    module.unlink()
+    assert run(tangle, root) == 0
+    assert module.read_text(encoding="utf-8") == edited
+
+
+def test_update_places_new_renamed_and_removed_definitions(root, capsys):
+    text = (root / "attnlib/base.py").read_text(encoding="utf-8")
+    text = text.replace("def half(x):", "def twice(x):\n    return 2 * x\n\n\ndef half(x):")
+    text = text.replace("def root(x):", "def square_root(x):")
+    text += "\n\ndef last(x):\n    return x\n"
+    (root / "attnlib/base.py").write_text(text, encoding="utf-8")
+    edit(root / "attnlib/deep/other.py", "root(half_of)", "square_root(half_of)")
+    edit(root / "attnlib/deep/other.py", "import root", "import square_root")
+    assert run(tangle, root, "--update") == 0
+    cells = sources(root)
+    assert "def twice" in cells["c1"] and "def half" in cells["c1"]
+    assert "def square_root" in cells["c3"] and "def last" in cells["c3"]
+    edit(root / "attnlib/deep/other.py", "square_root(half_of)", "half_of")
+    kept = (
+        (root / "attnlib/base.py").read_text(encoding="utf-8").partition("# A comment")[0]
+    )
+    (root / "attnlib/base.py").write_text(kept, encoding="utf-8")
+    assert run(tangle, root, "--update") == 0
+    assert sources(root)["c3"] == "# attnlib/base.py"
+    assert "cell c3: updated, empty now: delete it" in capsys.readouterr().out
+
+
+def test_an_update_that_cannot_be_tangled_writes_nothing(root):
+    before = (root / "book/01_first.ipynb").read_bytes()
+    edit(root / "attnlib/base.py", "x / 2", "x / unknown")
+    edit(root / "attnlib/deep/other.py", "LIMIT = 3", "LIMIT = 5")
+    assert "cell c1: unknown is neither defined" in refused(tangle, root, "--update")
+    assert (root / "book/01_first.ipynb").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            [BASE, "# attnlib/base.py\nimport os"],
+            "cell c2: move `import os` to the module's first",
+        ),
+        ([BASE + "\n\n\nimport os"], "cell c1: move `import os`"),
+        (
+            ["# attnlib/base.py\nimport os"],
+            'cell c1: a module starts with """a docstring"""',
+        ),
+        (["# attnlib/base.py\n'''Quotes.'''"], "cell c1: a module starts with"),
+        (
+            [BASE, "# attnlib/base.py\nhalf = 3"],
+            "cell c2: half is already defined in .*cell c1",
+        ),
+        (
+            [BASE, '# attnlib/b.py\n"""B."""\nhalf = 3'],
+            "c2: half is already defined in .*c1",
+        ),
+        (
+            [BASE, "# attnlib/base.py\nx = np.pi"],
+            "cell c2: np is neither defined .*cell c1",
+        ),
+        ([BASE, "# attnlib/base.py\ndef f(:"], "cell c2: not Python"),
+        ([BASE, "# attnlib/base.py\nx = 1; y = 2"], "cell c2: two statements on one line"),
+        (
+            [BASE, "# attnlib/base.py\nx = 1\n# Tail."],
+            "cell c2: move this comment .*# Tail.",
+        ),
+        (
+            [BASE, "# attnlib/Base.py\nx = 1"],
+            r"cell c2: the caption '# attnlib/Base.py' should",
+        ),
+        ([BASE, "# attnlib/base\nx = 1"], "cell c2: the caption"),
+        (
+            [
+                '# attnlib/a.py\n"""A."""\ndef a():\n    return b()',
+                '# attnlib/b.py\n"""B."""\ndef b():\n    return a()',
+            ],
+            "import each other: attnlib/.*→",
+        ),
+        ([LATER], "cell c1: `from attnlib.base import half`: write"),
+        ([LATER.replace("attnlib.base", "attnlib")], "write `from attnlib.<module>"),
+        ([LATER.replace("attnlib.base", ".base")], "write `from attnlib.<module>"),
+        ([BASE, LATER], "cell c2: .*names of the same chapter are imported automatically"),
+    ],
+)
+def test_tangle_refuses(tmp_path, cells, message):
+    write(tmp_path / "book/01_first.ipynb", "# First", *cells)
+    with pytest.raises(chapters.BookError, match=message):
+        run(tangle, tmp_path)
+    assert not (tmp_path / "attnlib").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "message"),
+    [
+        (
+            "02_b",
+            ["# B", BASE.partition("\n")[0] + "\nimport os"],
+            "02_b.ipynb, cell c1: move `import os` to the module's first cell",
+        ),
+        (
+            "02_b",
+            ["# B", f"{BASE.partition(chr(10))[0]}\ndef half(x):\n    return x"],
+            "02_b.ipynb, cell c1: half is already defined in book/01_a.ipynb, cell c1",
+        ),
+        ("00_b", ["# B", LATER], "attnlib/base.py comes later, in chapter 1"),
+        (
+            "02_b",
+            ["# B", LATER.replace("half", "third")],
+            "attnlib/base.py does not define third",
+        ),
+        ("01_b", ["# B"], "01_a.ipynb and book/01_b.ipynb have the same number"),
+        ("02_b", ["## B", '# attnlib/b.py\n"""B."""'], "02_b.ipynb: no title"),
+    ],
+)
+def test_tangle_refuses_a_second_chapter(tmp_path, name, cells, message):
+    write(tmp_path / "book/01_a.ipynb", "# A", BASE)
+    write(tmp_path / f"book/{name}.ipynb", *cells)
+    assert message in refused(tangle, tmp_path)
+
+
+def test_a_later_chapter_may_add_to_a_module(tmp_path, capsys):
+    """What it adds stands behind what was there, and edits go back to its own cell."""
+    first, second = tmp_path / "book/01_a.ipynb", tmp_path / "book/02_b.ipynb"
+    write(first, "# A", BASE)
+    write(second, "# B", "from attnlib.base import half", ROOTS)
+    assert run(tangle, tmp_path) == 0
+    made = (tmp_path / "attnlib/base.py").read_text(encoding="utf-8")
+    places = 'Derived in chapter 1, "A" (book/01_a.ipynb), and in chapter 2, "B"'
+    assert places in made and made.index("def half") < made.index("def root")
+    before = first.read_bytes()
+    edit(tmp_path / "attnlib/base.py", "math.sqrt(half(x))", "math.sqrt(x)")
+    assert run(tangle, tmp_path, "--update") == 0
+    assert "02_b.ipynb, cell c2: updated" in capsys.readouterr().out
+    assert "math.sqrt(x)" in second.read_text(encoding="utf-8")
+    assert first.read_bytes() == before
+
+
+def test_a_file_that_is_no_notebook_is_named(tmp_path):
+    write(tmp_path / "book/01_a.ipynb", "# A")
+    (tmp_path / "book/02_b.ipynb").write_text("{")
+    assert "book/02_b.ipynb: not a notebook" in refused(tangle, tmp_path)
+
+
+def test_a_local_name_or_an_own_import_needs_no_import(tmp_path):
+    """`half` is a parameter in one function, and another package's in the other module."""
+    local = '# attnlib/a.py\n"""A."""\n\n\ndef f(half):\n    return [half for _ in "ab"]'
+    own = '# attnlib/b.py\n"""B."""\n\nfrom math import sqrt as half\n\ng = half'
+    write(tmp_path / "book/01_first.ipynb", "# First", local, own, BASE)
+    assert run(tangle, tmp_path) == 0
+    for name in "ab":
+        assert "attnlib.base" not in (tmp_path / f"attnlib/{name}.py").read_text("utf-8")
+
+
+def test_help_and_exit_status_on_the_command_line(root):
+    def call(*options):
+        command = [
+            sys.executable,
+            str(TOOLS),
+            "tangle",
+            "--root",
+            str(root),
+            *options,
+        ]
+        return subprocess.run(command, capture_output=True, encoding="utf-8")
+
+    assert "--update" in call("--help").stdout
+    assert call("--check").returncode == 0
+    edit(root / "book/01_first.ipynb", "x / 2", "x / two")
+    failed = call("--check")
+    assert failed.returncode == 1
+    assert "cell c1: two is neither" in failed.stderr and "Traceback" not in failed.stderr

@@ -1,0 +1,140 @@
+"""What the tools share: chapters are read here, and written in one stable format."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from bookkit.grammar import CAPTION, CHAPTER
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class BookError(Exception):
+    """A mistake in the book; the message tells its author where it is and what to do."""
+
+
+@dataclass(eq=False)
+class Chapter:
+    """One notebook of the book."""
+
+    path: Path
+    notebook: NotebookNode
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def file(self) -> str:
+        return f"book/{self.path.name}"
+
+    @property
+    def key(self) -> str:
+        """`05` of a chapter, `A` of an appendix."""
+        return self.name.partition("_")[0]
+
+    @property
+    def number(self) -> int | str:
+        return int(self.key) if self.key.isdigit() else self.key
+
+    @property
+    def is_appendix(self) -> bool:
+        return not self.key.isdigit()
+
+    @property
+    def called(self) -> str:
+        return f"{'appendix' if self.is_appendix else 'chapter'} {self.number}"
+
+    @property
+    def cells(self) -> list[NotebookNode]:
+        return self.notebook.cells
+
+    @property
+    def code_cells(self) -> list[NotebookNode]:
+        return [cell for cell in self.cells if cell.cell_type == "code"]
+
+    @property
+    def text_cells(self) -> list[NotebookNode]:
+        return [cell for cell in self.cells if cell.cell_type == "markdown"]
+
+    @property
+    def title(self) -> str:
+        for cell in self.text_cells:
+            if found := re.search(r"^# +(.+?) *$", cell.source, re.MULTILINE):
+                return found[1]
+        raise BookError(f"{self.file}: no title, a markdown heading that starts with '# '")
+
+    @property
+    def text(self) -> str:
+        """The notebook as it is stored: same content, same bytes."""
+        book = self.notebook
+        book.nbformat, book.nbformat_minor = 4, 5
+        text = nbformat.writes(book, version=4)  # keys sorted, indent 1, √ as it is
+        return text.rstrip("\n") + "\n"
+
+    def where(self, cell: NotebookNode) -> str:
+        return f"{self.file}, cell {cell.id}"
+
+    def write(self) -> None:
+        write_text(self.path, self.text)
+
+
+def read_chapters(root: Path) -> list[Chapter]:
+    """The chapters of the book, in order; the appendices come last."""
+    chapters: list[Chapter] = []
+    for path in sorted((root / "book").glob("*.ipynb")):
+        if not CHAPTER.match(path.name):
+            continue
+        try:
+            notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+        except (ValueError, nbformat.ValidationError) as error:
+            raise BookError(f"book/{path.name}: not a notebook: {error}") from error
+        if chapters and chapters[-1].key == path.name.partition("_")[0]:
+            raise BookError(
+                f"{chapters[-1].file} and book/{path.name} have the same number"
+            )
+        chapters.append(Chapter(path, notebook))
+    return chapters
+
+
+def exported_module(chapter: Chapter, cell: NotebookNode) -> str | None:
+    """`backprop/softmax` for a cell with caption `# attnlib/backprop/softmax.py`."""
+    caption = cell.source.partition("\n")[0]
+    if cell.cell_type != "code" or not re.match(r"#+\s*attnlib/", caption):
+        return None
+    if match := CAPTION.fullmatch(caption):
+        return match[1]
+    where = chapter.where(cell)
+    raise BookError(f"{where}: the caption {caption!r} should read '# attnlib/<module>.py'")
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What every tool has: its module docstring as help, and --root."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--root", type=Path, default=ROOT, help="the repository (this one)")
+    return made
+
+
+def run(main: Callable[[], int]) -> None:
+    """Run a tool; a mistake in the book ends it with a message, not with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(
+            encoding="utf-8"
+        )  # chapters hold √ and ×, a Windows pipe may not
+    try:
+        sys.exit(main())
+    except BookError as error:
+        sys.exit(str(error))

@@ -1,0 +1,117 @@
+"""Write the tables of speed in book/engineers.md from the records in benchmarks/results.
+
+They stand between `<!-- speed -->` and `<!-- /speed -->`. A ratio is a time of attnlib over
+that of PyTorch: above 1, attnlib is slower.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bookkit.chapters import BookError, parser, run, write_text
+
+BLOCK = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
+PASSES = ("forward", "both")
+Record = dict[str, Any]
+
+
+def table(head: str, rows: Iterable[Iterable[str]], texts: int) -> str:
+    """A table in Markdown; after the first columns, with texts, come numbers."""
+    titles = head.split(" | ")
+    rule = ["---"] * texts + ["--:"] * (len(titles) - texts)
+    lines = (f"| {' | '.join(cells)} |" for cells in (titles, rule, *rows))
+    return "\n".join(lines).replace(" × ", "\u00a0×\u00a0") + "\n"  # sizes stay in one line
+
+
+def machines(records: Iterable[Record]) -> str:
+    """The machine that the records come from, or each that does."""
+    sentence = (
+        "*Float32, medians of runs that take turns, on {cpu}, up to {threads} threads, "
+        "{system}, with Python {python} and PyTorch {torch}.*\n"
+    )
+    records = list(records)
+    most = max(record["machine"]["threads"] for record in records)
+    machines = [{**record["machine"], "threads": most} for record in records]
+    return "\n".join(dict.fromkeys(sentence.format(**machine) for machine in machines))
+
+
+def layers(multi_head: Record, layer_norm: Record) -> str:
+    """MultiHeadAttention and LayerNorm beside the layers of PyTorch."""
+    rows = []
+    both = {row["batch"]: row for row in multi_head["rows"] if row["pass"] != "forward"}
+    for row in (row for row in multi_head["rows"] if row["pass"] == "forward"):
+        size = "{batch} × {tokens} × {width}, {heads} heads".format(**row)
+        for how, name in (("weights returned", "ratio"), ("no weights", "ratio_fused")):
+            ratios = [f"{measured[name]:.2f}" for measured in (row, both[row["batch"]])]
+            rows.append([f"`nn.MultiheadAttention`, {how}", size, *ratios])
+    for row in layer_norm["rows"]:
+        size = "{tokens} × {features}".format(**row)
+        ratio = f"{row['ours_ms'] / row['theirs_ms']:.2f}"
+        rows.append(["`nn.LayerNorm`, on one thread", size, ratio, ""])
+    head = "beside | size | forward | + backward"
+    return table(head, rows, texts=2)
+
+
+def attention(record: Record) -> str:
+    """FlashAttention and ScaledDotProductAttention beside PyTorch's function."""
+    rows = []
+    for row in record["speed"]:
+        size = f"{row['heads']} × {row['tokens']}{', causal' if row['causal'] else ''}"
+        names = (f"{run}_{ours}_ratio" for ours in ("flash", "plain") for run in PASSES)
+        rows.append([size, *(f"{row[name]:.2f}" if name in row else "" for name in names)])
+    head = "size | flash, forward | + backward | plain, forward | + backward"
+    return table(head, rows, texts=1)
+
+
+def memory(record: Record) -> str:
+    """What attention needs beyond its inputs, where all three were measured."""
+    longest = [row for row in record["lengths"] if "plain_mib" in row][-1]
+    mib = {
+        name: round(longest[f"{name} backward_mib"]) for name in ("flash", "sdpa", "plain")
+    }
+    return (
+        f"Memory beyond the inputs, forward and backward, for one head of "
+        f"{record['features']} at {longest['tokens']} tokens: {mib['flash']} MiB for "
+        f"`FlashAttention`, {mib['sdpa']} MiB for `F.scaled_dot_product_attention`, "
+        f"{mib['plain']} MiB for `ScaledDotProductAttention`, which forms the weights.\n"
+    )
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--check", action="store_true", help="only compare, write nothing")
+    args = options.parse_args()
+
+    def record(name: str) -> Record:
+        path = args.root / "benchmarks" / "results" / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    flash, multi_head, norm = map(record, ("flash", "multi_head", "layer_norm"))
+    parts = [
+        "`MultiHeadAttention` and `LayerNorm`, over the layers of PyTorch; sizes are "
+        "(batch ×) tokens × width:\n",
+        layers(multi_head, norm),
+        "`FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with heads of "
+        f"{flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
+        "tokens:\n",
+        attention(flash),
+        memory(flash),
+        machines([multi_head, norm, flash]),
+    ]
+    path: Path = args.root / "book" / "engineers.md"
+    old = path.read_text(encoding="utf-8")
+    new, count = BLOCK.subn(lambda m: m[1] + "\n" + "\n".join(parts) + "\n" + m[2], old)
+    if count != 1:
+        raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
+    if new != old:
+        if args.check:
+            raise BookError("book/engineers.md is out of date; run python tools speed")
+        write_text(path, new)
+        print("book/engineers.md: written")
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

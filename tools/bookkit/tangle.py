@@ -1,0 +1,141 @@
+"""Make the modules of attnlib/ from the exported cells of the chapters.
+
+A code cell is exported when its first line is a caption, `# attnlib/<module>.py`. The first
+exported cell of a module starts with the module's docstring and all its imports; cells of
+later chapters may add definitions. Names that another module of the same chapter defines
+are imported automatically: in the notebook, the cells share a namespace. Without an option,
+the modules that changed are written. With --update, the module wins over its chapter, and
+is then written anew.
+"""
+
+import difflib
+import re
+import textwrap
+from itertools import islice
+from pathlib import Path
+
+from bookkit.chapters import BookError, parser, read_chapters, run, write_text
+from bookkit.modules import Module, read_modules
+from bookkit.statements import formatted, sections
+
+DERIVED = re.compile(
+    r'\s+Derived\s+in\s+(?:chapter|appendix)\s+\w+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
+)
+MADE = "# Made from {} by tools/bookkit; see CONTRIBUTING.md.\n"
+REMEDY = """
+If the chapter is right, run: make chapters
+If the module is right, run:  python tools tangle --update"""
+
+
+def assembled(module: Module, root: Path) -> str:
+    """The module's text: docstring, imports, definitions."""
+    places = [f'{c.called}, "{c.title}" ({c.file})' for c in dict.fromkeys(module.chapters)]
+    source = f"Derived in {', and in '.join(places)}."
+    source = textwrap.fill(source, 92, break_on_hyphens=False)
+    docstring = f'{module.docstring[:-3].rstrip()}\n\n{source}\n"""'
+    imports = [s.text for s in module.imports]
+    for other, names in module.automatic.items():
+        imports.append(f"from {other.dotted} import {', '.join(names)}")
+    bodies = ["\n".join(s.text for s in body) for body in module.bodies]
+    parts = [docstring, "\n".join(imports), *bodies]
+    text = MADE.format(module.chapter.file) + "\n\n\n".join(filter(None, parts))
+    return formatted(text, module.file, root)
+
+
+def portions(module: Module, text: str) -> list[str]:
+    """What each cell of the module should hold, below its caption, to give this text.
+
+    A definition is matched to its cell by name. A new one joins the cell of the definition
+    before it; but if the cell that comes next has lost all of its own, it is one renamed.
+    """
+    text = text.removeprefix(MADE.format(module.chapter.file))
+    docstring, imports, definitions = sections(text, module.file)
+    owner = {key: i for i, body in enumerate(module.bodies) for s in body for key in s.keys}
+    found = [next((owner[k] for k in s.keys if k in owner), None) for s in definitions]
+    parts: list[list[str]] = [[] for _ in module.cells]
+    at = 0
+    for index, (statement, cell) in enumerate(zip(definitions, found, strict=True)):
+        ahead = next((c for c in found[index:] if c is not None), len(parts))
+        renamed = at + 1 < ahead and at + 1 in owner.values() and at + 1 not in found
+        at = cell if cell is not None else at + renamed
+        parts[at].append(statement.text)
+    bodies = ["\n".join(part).strip("\n") for part in parts]
+    automatic = {other.dotted for other in module.siblings}
+    own = [s.text.strip("\n") for s in imports if s.package not in automatic]
+    docstring = DERIVED.sub("", docstring)
+    if "\n" in docstring:
+        docstring = docstring[:-3].rstrip() + '\n"""'
+    bodies[0] = "\n".join([docstring, "", *own, "", "", bodies[0]]).rstrip()
+    return bodies
+
+
+def complaint(module: Module, text: str, root: Path) -> str:
+    """How the module on disk differs from its chapter; empty where it does not."""
+    path = root / module.file
+    if not path.exists():
+        return f"{module.file} is missing, {module.chapter.file} makes it{REMEDY}"
+    found = path.read_text(encoding="utf-8")
+    if found == text:
+        return ""
+    try:
+        ours, theirs = portions(module, text), portions(module, found)
+        cells = [c.id for i, c in enumerate(module.cells) if ours[i] != theirs[i]]
+        place = f"cell {', '.join(cells)}" if cells else "layout only"
+    except BookError as error:
+        place = str(error)
+    lines = text.splitlines(), found.splitlines()
+    diff = difflib.unified_diff(*lines, module.chapter.file, module.file, n=1, lineterm="")
+    shown = "\n".join(islice(diff, 20))
+    return f"{module.file} differs from {module.chapter.file}: {place}\n{shown}{REMEDY}"
+
+
+def strays(made: list[str], root: Path) -> list[str]:
+    paths = sorted((root / "attnlib").rglob("*.py"))
+    files = [p.relative_to(root).as_posix() for p in paths if p.name != "__init__.py"]
+    return [f"{file}: no chapter makes it, delete it" for file in files if file not in made]
+
+
+def carry_back(module: Module, text: str, root: Path) -> bool:
+    """Bring the module's edits to its cells; true where one changed."""
+    path = root / module.file
+    if not path.exists():
+        return False
+    edited = formatted(path.read_text(encoding="utf-8"), module.file, root)
+    before, after = portions(module, text), portions(module, edited)
+    for index, cell in enumerate(module.cells):
+        if before[index] != after[index]:
+            source = cell.source.partition("\n")[0] + "\n" + after[index]
+            cell.source = formatted(source, module.file, root).rstrip()
+            note = "" if after[index] else ", empty now: delete it"
+            print(f"{module.where(index)}: updated{note}; execute the chapter again")
+    return before != after
+
+
+def main() -> int:
+    options = parser(__doc__)
+    which = options.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="only compare, write nothing")
+    which.add_argument("--update", action="store_true", help="carry edits to the cells")
+    args = options.parse_args()
+    root, chapters = args.root, read_chapters(args.root)
+    texts = {m: assembled(m, root) for m in read_modules(chapters).values()}
+    if args.update:
+        changed = {
+            c for m, text in texts.items() if carry_back(m, text, root) for c in m.chapters
+        }
+        texts = {m: assembled(m, root) for m in read_modules(chapters).values()}
+        for chapter in changed:
+            chapter.write()
+    if not args.check:
+        for module, text in texts.items():
+            if complaint(module, text, root):
+                write_text(root / module.file, text)
+                print(f"{module.file}: written")
+    problems = [found for m, text in texts.items() if (found := complaint(m, text, root))]
+    problems += strays([m.file for m in texts], root)
+    print("\n\n".join(problems) or f"attnlib: {len(texts)} modules as in their chapters")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    run(main)

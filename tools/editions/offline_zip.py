@@ -1,0 +1,41 @@
+"""Pack the built site for reading without a network: python tools offline_zip OUT.zip
+
+Whoever unpacks it opens index.html. The same site gives the same bytes. Build the site
+first.
+"""
+
+import argparse
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from bookkit.chapters import ROOT
+
+SITE = ROOT / "_build" / "html"
+FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest date that a ZIP file can hold
+ONLINE = {".buildinfo", "404.html", "objects.inv", "sitemap.xml"}  # no use on a disk
+
+
+def pack(out: Path, site: Path = SITE) -> None:
+    files = [path for path in site.rglob("*") if path.is_file()]
+    with ZipFile(out, "w", ZIP_DEFLATED) as archive:
+        for path in sorted(files, key=lambda path: path.relative_to(site).as_posix()):
+            name = path.relative_to(site).as_posix()
+            if name not in ONLINE:
+                entry = ZipInfo(name, FIRST_DAY)
+                entry.compress_type, entry.create_system = ZIP_DEFLATED, 3  # on any system
+                entry.external_attr = 0o100644 << 16
+                archive.writestr(entry, path.read_bytes())
+    print(f"{out}: {len(archive.namelist())} files, {out.stat().st_size / 1e6:.1f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT.zip")
+    options = parser.parse_args()
+    if not (SITE / "index.html").is_file():
+        parser.error("there is no site yet: run `make book` first")
+    pack(options.out)
+
+
+if __name__ == "__main__":
+    main()

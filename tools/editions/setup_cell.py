@@ -1,0 +1,77 @@
+"""The first cell of a notebook for Colab: it installs attnlib and writes small files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from address import Address
+from bookkit.chapters import BookError, Chapter
+
+FOLDER = "attnlib-files"
+FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/([\w.-]+))"')  # as a chapter names it
+
+INSTALL = """\
+# @title Setup: run this cell first
+# It installs attnlib {version}, unless that is here already, and writes the small files
+# that this chapter reads into the folder attnlib-files.
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+version, commit = "{version}", "{commit}"
+{source}
+
+try:
+    found = distribution("attnlib")
+    origin = found.read_text("direct_url.json") or ""  # where pip had it from
+    ready = found.version == version and (commit in origin or "/archive/" not in origin)
+except PackageNotFoundError:
+    ready = False
+if not ready:
+    %pip uninstall -qq --yes attnlib
+    %pip install --quiet "{{source}}" matplotlib
+
+files = {{}}
+{files}
+Path("{folder}").mkdir(exist_ok=True)
+for name, text in files.items():
+    Path("{folder}", name).write_text(text, encoding="utf-8")
+"""
+# Where the address is not known, a wheel beside the notebook, or else the package index.
+LOCAL_SOURCE = """\
+wheels = sorted(Path.cwd().glob(f"attnlib-{version}-*.whl"))
+source = wheels[0] if wheels else f"attnlib=={version}\""""
+
+
+def setup_code(chapter: Chapter, version: str, published: Address | None) -> str:
+    """The code of the cell."""
+    files = [
+        f'files["{path.name}"] = {literal(path.read_text(encoding="utf-8"))}'
+        for path in needed_files(chapter)
+    ]
+    return INSTALL.format(
+        version=version,
+        commit=published.commit if published else "",
+        source=f'source = "attnlib @ {published.archive}"' if published else LOCAL_SOURCE,
+        files="\n".join(files),
+        folder=FOLDER,
+    ).rstrip()
+
+
+def needed_files(chapter: Chapter) -> list[Path]:
+    """The files that the chapter's code reads from the repository."""
+    found: dict[str, Path] = {}
+    for cell in chapter.code_cells:
+        for name, _ in FILE.findall(cell.source):
+            path = chapter.path.parent / name
+            if not path.is_file():
+                raise BookError(f"{chapter.where(cell)}: there is no file {name}")
+            if found.setdefault(path.name, path) != path:
+                raise BookError(f"{chapter.where(cell)}: two files are {path.name}")
+    return list(found.values())
+
+
+def literal(text: str) -> str:
+    """Python for a text, as it stands if possible."""
+    raw = f"r'''{text}'''"
+    return raw if "'''" not in text and text[-1:] not in ("'", "\\") else repr(text)

@@ -1,0 +1,130 @@
+"""What a page shows as one line, and the mark at each equation that leads to its check.
+
+- A listing whose caption says what it adds, ``# attnlib/<module>.py: a sentence``, is
+  folded; the line shows file, names, number of lines and the sentence.
+- So is a check with a sentence, ``# checks eq-name, eq-other: a sentence``; the line shows
+  the numbers of the equations. Its outputs stay in view.
+- Any other cell with the tag ``hide-input`` shows its first comment.
+- Behind an equation's number stands a link to the first assertion that checks it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from bookkit.chapters import ROOT, read_chapters
+from bookkit.equations import equations, find_checks
+from bookkit.grammar import CAPTION, CHECKS, DEFINITION, LABEL
+
+NUMBER = re.compile(
+    r'(<div class="math[^>]*id="equation-([\w-]+)">\s*<span class="eqno">\([\d.]+\))'
+)
+MARKS = {
+    "checks": ("✓", "Checked"),
+    "illustrates": ("≈", "Illustrated"),
+    "": ("≔", "Defined; used"),
+}
+
+
+def fold(cell: nodes.container, code: str) -> None:
+    """Make one line of a cell that says what it holds."""
+    first, _, rest = code.partition("\n")
+    line = ""
+    if (match := CAPTION.fullmatch(first)) and match[2]:
+        names = DEFINITION.findall(rest)
+        lines = sum(bool(text.strip()) for text in rest.splitlines())
+        shown = [f"attnlib/{match[1]}.py", ", ".join(names), f"{lines} lines"]
+        line = f"{' · '.join(filter(None, shown))}: {match[2]}"
+    elif (match := CHECKS.fullmatch(first)) and match[3]:
+        marks = filter(None, map(CHECKS.fullmatch, code.splitlines()))
+        labels = ", ".join(mark[2] for mark in marks)
+        line = f"{MARKS[match[1]][1]}: {labels}: {match[3]}"
+        cell["classes"].append("aside")
+    elif cell.get("hide_mode") == "input" and first.startswith("# "):
+        line = first.removeprefix("# ")
+        cell["classes"].append("aside")
+    if line:
+        cell["hide_mode"], cell["prompt_show"], cell["prompt_hide"] = "input", line, line
+
+
+def in_ranges(numbers: set[tuple[int, ...]]) -> str:
+    """(10.6) to (10.8), (10.10): in their order, three or more in a row by their ends."""
+    rows: list[list[tuple[int, ...]]] = []
+    for number in sorted(numbers):
+        if rows and (*rows[-1][-1][:-1], rows[-1][-1][-1] + 1) == number:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    shown = [[f"({'.'.join(map(str, number))})" for number in row] for row in rows]
+    return ", ".join(
+        f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(row) for row in shown
+    )
+
+
+def name_equations(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """In the lines of checks, numbers in place of labels."""
+    numbers = {
+        anchor.removeprefix("equation-"): number
+        for kinds in app.env.toc_fignumbers.values()
+        for kind, found in kinds.items()
+        if kind == "displaymath"
+        for anchor, number in found.items()
+    }
+    for node in doctree.findall(
+        lambda n: isinstance(n, nodes.Element) and "prompt_show" in n
+    ):
+        for prompt in ("prompt_show", "prompt_hide"):
+            node[prompt] = re.sub(
+                rf"{LABEL}(, {LABEL})*",
+                lambda m: in_ranges({numbers[label] for label in m[0].split(", ")}),
+                node[prompt],
+            )
+
+
+def find_marks(app: Sphinx) -> None:
+    """For each label, the kind of its check and the place of it."""
+    chapters = read_chapters(ROOT)
+    links = find_checks(chapters, ROOT, [])
+    pages = {chapter.key: chapter.name for chapter in chapters}
+    cells = [cell for chapter in chapters for cell in chapter.code_cells]
+    lines = [CHECKS.match(line) for cell in cells for line in cell.source.splitlines()]
+    said = [match[2] for match in lines if match and match[1] == "illustrates"]
+    illustrated = {label for labels in said for label in labels.split(", ")}
+    app.config.marks = {}
+    for equation in (e for chapter in chapters for e in equations(chapter, [])):
+        places = re.findall(r"<(cell-(\w+?)-[^>]+)>", " ".join(links[equation.label]))
+        if places:
+            kind = "" if equation.source.startswith("definition") else "checks"
+            if equation.label in illustrated:
+                kind = "illustrates"
+            app.config.marks[equation.label] = kind, pages[places[0][1]], places[0][0]
+
+
+def mark_equations(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Behind the number of each equation, a link to its check."""
+
+    def mark(match: re.Match[str]) -> str:
+        if match[2] not in app.config.marks:
+            return match[1]
+        kind, where, cell = app.config.marks[match[2]]
+        sign, word = MARKS[kind]
+        place = f"#{cell}" if where == page else f"{where}.html#{cell}"
+        said = f"{word} by running code"
+        return f'{match[1]}<a class="eq-mark" href="{place}" title="{said}">{sign}</a>'
+
+    context["body"] = NUMBER.sub(mark, context.get("body", ""))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect the functions above."""
+    app.add_config_value("marks", {}, "")
+    app.connect("builder-inited", find_marks)
+    app.connect("doctree-resolved", name_equations)
+    app.connect("html-page-context", mark_equations, priority=905)
+    return {"version": "1"}
