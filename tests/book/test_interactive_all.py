@@ -10,6 +10,16 @@ FILES = {path.stem: path.read_text(encoding="utf-8") for path in STATIC.glob("*.
 FIGURES = sorted(name for name, text in FILES.items() if "<figure" in text)
 each_figure = pytest.mark.parametrize("name", FIGURES)
 
+
+@pytest.fixture(autouse=True)
+def only_some(name, pytestconfig):
+    """What has changed and one more; with `--thorough` every figure."""
+    tried = {FIGURES[0], *pytestconfig.changed}
+    thorough = pytestconfig.getoption("--thorough") or "touch" in tried
+    if name not in tried and not thorough:
+        pytest.skip("unchanged; --thorough tries every figure")
+
+
 # Texts, and where everything is drawn; of what only a script can move, nothing.
 PICTURE = """figure => {
     const names = ["d", "x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width",
