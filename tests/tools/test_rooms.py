@@ -21,6 +21,20 @@ def test_each_program_has_its_line():
     assert sorted(named) == sorted(path.name for path in TOOLS.rglob("*.py"))
 
 
+PROGRAMS = [
+    path
+    for path in sorted(TOOLS.rglob("*.py"))
+    if "\nif __name__" in path.read_text("utf-8")
+    and path.stem not in {"__main__", "build_book"}  # which have no --help
+]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_runs_by_its_path_too(path):
+    run = subprocess.run([sys.executable, path, "--help"], capture_output=True, cwd="/")
+    assert run.returncode == 0, run.stderr.decode()
+
+
 def test_every_room_of_the_tests_is_run():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = settings["tool"]["pytest"]["ini_options"]["testpaths"]

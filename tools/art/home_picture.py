@@ -8,6 +8,7 @@ needs Chromium.
 """
 
 import math
+import sys
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -17,6 +18,9 @@ import torch
 from torch.nn import functional as F
 
 from attnlib import flash_attention
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
+
 from bookkit.chapters import parser, run, write_text
 
 HERE = Path(__file__).parent

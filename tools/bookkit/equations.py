@@ -15,6 +15,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
+
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
 from bookkit.grammar import CHECKS, COMMENT, EQUATION, LABEL, only_python
 

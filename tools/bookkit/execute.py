@@ -7,11 +7,14 @@ Chapters are called by number or name; `changed` are those that differ from the 
 import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
 from bookkit.normalize import normalize

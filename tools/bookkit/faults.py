@@ -17,6 +17,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
 from bookkit.equations import checked, equations

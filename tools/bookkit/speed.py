@@ -6,9 +6,12 @@ that of PyTorch: above 1, attnlib is slower.
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, parser, run, write_text
 

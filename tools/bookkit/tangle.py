@@ -10,9 +10,12 @@ is then written anew.
 
 import difflib
 import re
+import sys
 import textwrap
 from itertools import islice
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, parser, read_chapters, run, write_text
 from bookkit.modules import Module, read_modules

@@ -11,10 +11,13 @@ book is published, see tools/address.py.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from address import Address, address
 from bookkit.chapters import Chapter, parser, read_chapters, run

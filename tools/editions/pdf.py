@@ -5,11 +5,14 @@ comes to stand, and again with these numbers in it. Build the site first.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Browser, Page, sync_playwright
 from pypdf import PdfReader
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import ROOT
 from editions.one_page import document
