@@ -81,14 +81,14 @@ def arguments_of(
         kind = "boolean" if mask.dtype == torch.uint8 else "additive"
     # In place of no mask stands something that is never read.
     given = Heads(query, 0, 0, 0, 1) if mask is None else heads_of(mask)
-    return {
-        **{"query": heads_of(query), "key": heads_of(key), "value": heads_of(value)},
-        **{"mask": given, "heads": heads, "queries": queries, "keys": keys, "scale": scale},
-        **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded(d_k), "PADDED_V": padded(d_v)},
-        **{"BLOCK_Q": setting.queries, "BLOCK_K": setting.keys},
-        **{"EVEN": walked > 0 and walked % step == 0, "CAUSAL": causal, "MASK": kind},
-        **{"num_warps": setting.warps, "num_stages": setting.stages},
-    }
+    return dict(
+        query=heads_of(query), key=heads_of(key), value=heads_of(value), mask=given,
+        heads=heads, queries=queries, keys=keys, scale=scale,
+        D_K=d_k, D_V=d_v, PADDED_K=padded(d_k), PADDED_V=padded(d_v),
+        BLOCK_Q=setting.queries, BLOCK_K=setting.keys,
+        EVEN=walked > 0 and walked % step == 0, CAUSAL=causal, MASK=kind,
+        num_warps=setting.warps, num_stages=setting.stages,
+    )  # fmt: skip
 
 
 def room_like(tensor: Tensor, tokens: int, width: int) -> Tensor:
@@ -143,11 +143,11 @@ def run_statistics(
         statistics_kernel,
         batch * heads * (rows // 64),
         output.device,
-        **{"output": heads_of(output), "grad_output": heads_of(grad_output)},
-        **{"lse": lse, "grad_lse": grad_lse.contiguous(), "level": level, "delta": delta},
-        **{"heads": heads, "queries": queries, "D_V": width, "PADDED_V": padded(width)},
-        **{"ROWS": STATISTICS_ROWS, "BLOCK_Q": 64},
-    )
+        output=heads_of(output), grad_output=heads_of(grad_output),
+        lse=lse, grad_lse=grad_lse.contiguous(), level=level, delta=delta,
+        heads=heads, queries=queries, D_V=width, PADDED_V=padded(width),
+        ROWS=STATISTICS_ROWS, BLOCK_Q=64,
+    )  # fmt: skip
     return level, delta
 
 
@@ -171,10 +171,8 @@ def run_backward(
     grad_query = grad_key = grad_value = None
     inputs = (query, key, value, mask, causal, scale)
     level, delta = statistics
-    shared = {
-        **{"grad_output": heads_of(grad_output), "level": level, "delta": delta},
-        "ROWS": STATISTICS_ROWS,
-    }
+    shared = {"grad_output": heads_of(grad_output), "level": level, "delta": delta}
+    shared["ROWS"] = STATISTICS_ROWS
     if needed[0]:
         grad_query = room_like(query, queries, d_k)
         given = arguments_of("query_gradient", *inputs) | shared
