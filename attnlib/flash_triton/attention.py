@@ -181,7 +181,9 @@ def flash_attention_triton(
     return (output, lse.reshape(*leading, lse.shape[-1])) if return_lse else output
 
 
-def suits(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+def suits(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+) -> bool:
     """Whether `FlashAttention` should take these kernels by itself.
 
     Source: chapter 15.

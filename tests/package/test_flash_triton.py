@@ -423,7 +423,7 @@ def test_auto_takes_what_the_kernels_can(
     tensor.device = "cuda"
     for name, value in change.items():
         setattr(tensor, name, value)
-    assert BACKENDS["triton"].suits(tensor, tensor, tensor) is suited
+    assert BACKENDS["triton"].suits(tensor, tensor, tensor, tensor, False) is suited
 
 
 @pytest.mark.parametrize("version", ["2.1.0", "3.0.0", "3.2.0"])
@@ -456,7 +456,7 @@ def test_a_gpu_of_amd_is_refused(as_shipped, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.2.4")
     tensor = Elsewhere()
     assert "expected a GPU of NVIDIA, got one of AMD" in str(refusal(tensor, tensor, None))
-    assert not BACKENDS["triton"].suits(tensor, tensor, None)
+    assert not BACKENDS["triton"].suits(tensor, tensor, tensor, None, False)
 
 
 @pytest.mark.parametrize("attend", [attnlib.flash_attention, flash_attention_triton])
@@ -478,7 +478,7 @@ def test_autocast_as_pytorch_has_it(attend):
 
 
 def test_auto_asks_the_backends(monkeypatch):
-    """The last one that suits; on a CPU that is PyTorch, unless told otherwise."""
+    """The first one that suits; on a CPU never the kernels, unless told so."""
     used = []
     spies = {
         name: backend._replace(
@@ -490,13 +490,20 @@ def test_auto_asks_the_backends(monkeypatch):
         monkeypatch.setitem(BACKENDS, name, backend)
     inputs = draw(4, 4, 16)
     FlashAttention()(*inputs)
+    FlashAttention(causal=True)(*inputs)
+    FlashAttention(causal=True)(*draw(3, 4, 16))  # PyTorch would form its mask
     FlashAttention(backend="triton")(*inputs)
+    monkeypatch.setitem(BACKENDS, "fused", spies["fused"]._replace(suits=lambda *a: False))
     monkeypatch.setitem(BACKENDS, "triton", spies["triton"]._replace(suits=lambda *a: True))
     FlashAttention()(*inputs)
     FlashAttention(backend="torch")(*inputs)
     options = {"causal", "scale"}
-    wanted = [("torch", options | {"block_size"}), ("triton", options)]
-    assert used == [*wanted, wanted[1], wanted[0]]
+    fused, tiles, kernels = (
+        ("fused", options),
+        ("torch", options | {"block_size"}),
+        ("triton", options),
+    )
+    assert used == [fused, fused, tiles, kernels, kernels, tiles]
 
 
 def test_plugged_into_many_heads():
