@@ -6,6 +6,7 @@ Runs the chapter's own cells, those tagged `burgers`, for five seeds each way.
 """
 
 import argparse
+import copy
 import math
 import time
 from pathlib import Path
@@ -44,10 +45,13 @@ def main() -> None:
     for seed in range(options.seeds):
         for name in ("not guided", "guided"):
             start = time.perf_counter()
-            u, error = code["solve"](name == "guided", seed, options.steps)
+            u = code["solve"](name == "guided", seed, options.steps)
+            error = code["relative_error"](u)
             found[name].append(error)
             if name == "guided":
-                found["moved"].append(code["renew"](u, keep=0.9))
+                before = copy.deepcopy(u)
+                code["renew"](u)
+                found["moved"].append(code["relative_error"](u, before))
             seconds = time.perf_counter() - start
             print(f"seed {seed}, {name}: {error:.2e}, {seconds:.0f} s", flush=True)
     record = {
