@@ -1,7 +1,7 @@
-# Made from book/01_scaled_dot_product.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""PyTorch's own attention under the contract of this package, for whoever needs no weights.
+# Made from book/B_beside_pytorch.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""PyTorch's own attention under the contract, for whoever needs no weights.
 
-Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
+Derived in appendix B, "Beside PyTorch" (book/B_beside_pytorch.ipynb).
 """
 
 import torch

@@ -15,7 +15,7 @@ import attnlib
 from attnlib import FlashAttention, MultiHeadAttention, flash_attention_triton
 from attnlib.flash import BACKENDS
 from attnlib.flash_triton import SETTINGS, Setting, TritonFunction, choose_setting, refusal
-from attnlib.flash_triton.attention import OLDEST_TRITON
+from attnlib.flash_triton.attention import OLDEST_TRITON, triton_backward, triton_forward
 from attnlib.flash_triton.blocks import Matrix, block_pointers
 from attnlib.flash_triton.launch import STATISTICS_ROWS
 from attnlib.flash_triton.settings import SETTING_INTERPRETED, SETTINGS_FLOAT32
@@ -482,7 +482,7 @@ def test_auto_asks_the_backends(monkeypatch):
     used = []
     spies = {
         name: backend._replace(
-            attention=lambda *a, name=name, **o: used.append((name, set(o))) or a[2]
+            attention=lambda *a, name=name, **o: used.append((name, set(o))) or a[0]
         )
         for name, backend in BACKENDS.items()
     }
@@ -580,3 +580,29 @@ def test_without_a_gpu():
     command = [sys.executable, "-c", WITHOUT_A_GPU]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "got device cpu; for the interpreter set TRITON_INTERPRET=1" in done.stdout
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_are_operators_of_pytorch(masked, as_shipped):
+    """By PyTorch's own check; with the batch of vmap, and as one exported graph."""
+    inputs = [torch.randn(1, 2, tokens, 16) for tokens in (5, 7, 7)]
+    mask = torch.rand(1, 2, 5, 7).lt(0.7).view(torch.uint8) if masked else None
+    torch.library.opcheck(triton_forward, (*inputs, mask, True, 0.25))
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    torch.library.opcheck(triton_forward, (*leaves, mask, True, 0.25))
+    output, lse = triton_forward(*inputs, mask, True, 0.25)
+    tensors = (*inputs, mask, output, lse, torch.randn_like(output), torch.randn_like(lse))
+    for needed in ((True, True), (True, False), (False, True)):
+        torch.library.opcheck(triton_backward, (*tensors, True, 0.25, *needed))
+
+    def score(query, key, value, mask):
+        return flash_attention_triton(query, key, value, mask, causal=True).cos().sum()
+
+    batch = [torch.stack([x[0], 2 * x[0]]) for x in inputs]
+    allowed = torch.rand(2, 5, 7) < 0.7
+    found = torch.vmap(torch.func.grad(score, argnums=(0, 1, 2)))(*batch, allowed)
+    for i in range(2):
+        leaves = [x[i].clone().requires_grad_() for x in batch]
+        expected = torch.autograd.grad(score(*leaves, allowed[i]), leaves)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=0, atol=1e-5)
