@@ -73,7 +73,7 @@ class BaseAttention(nn.Module, ABC):
         """
 
 
-def attend(
+def apply_attention(
     attention: BaseAttention,
     query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*batch keys d_k"],

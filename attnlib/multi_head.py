@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention, attend
+from attnlib.base import BaseAttention, apply_attention
 from attnlib.checks import refuse_ambiguous_mask, refuse_bad_tokens
 from attnlib.masks import Mask
 from attnlib.projection import Projection
@@ -103,7 +103,7 @@ def attend_each(
         q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
         own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
         part = mask[:, h : h + 1] if own else mask
-        output, weights = attend(attention, q, k, v, part, need_weights)
+        output, weights = apply_attention(attention, q, k, v, part, need_weights)
         outputs.append(output)
         per_head.append(None if weights is None else weights.squeeze(-3))
     formed = any(weights is not None for weights in per_head)
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         k = split_heads(self.k_proj(key), self.num_heads)
         v = split_heads(self.v_proj(value), self.num_heads)
         if isinstance(self.attention, BaseAttention):
-            output, weights = attend(self.attention, q, k, v, mask, need_weights)
+            output, weights = apply_attention(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))
         else:
             output, per_head = attend_each(self.attention, q, k, v, mask, need_weights)
