@@ -336,12 +336,13 @@ def test_no_tensor_is_larger_than_a_tile_or_an_input():
                     self.largest = max(self.largest, x.untyped_storage().nbytes() // 4)
             return result
 
-    inputs = [x.detach().float().requires_grad_() for x in leaves((1, 2), 1000, 1000, 8, 8)]
+    inputs = [x.detach().float() for x in leaves((1, 2), 1000, 1000, 8, 8)]
     allowed = torch.rand(1, 1, 1, 1000) < 0.5
-    with Watch() as watch:
-        output = flash_attention(*inputs, allowed, causal=True, block_size=64)
-        output.sum().backward()
-    assert watch.largest <= 2 * 1000 * 8
+    with Watch() as watch:  # what the operators run, which a mode can't look into
+        tiles = TiledAttention(*inputs, allowed, True, 0.3, 64)
+        output, lse, *kept = tiles.forward()
+        tiles.backward(output, *kept, output, lse.exp(), None)
+    assert 2 * 64 * 64 <= watch.largest <= 2 * 1000 * 8
 
 
 def test_plugs_into_models_and_copies():
