@@ -39,7 +39,6 @@ __all__ = [
     "ScaledDotProductAttention",
     "apply_mask",
     "causal_mask",
-    "fused_attention",
     "masked_softmax",
     # Chapter 2: self-attention
     "SelfAttention",
@@ -79,4 +78,6 @@ __all__ = [
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",
+    # Appendix B: beside PyTorch
+    "fused_attention",
 ]

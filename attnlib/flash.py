@@ -280,7 +280,12 @@ class TiledAttention:
 NAMESPACE = __name__.partition(".")[0]
 
 
-@torch.library.custom_op(f"{NAMESPACE}::flash_forward", mutates_args=())
+@torch.library.custom_op(
+    f"{NAMESPACE}::flash_forward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
+    "float scale, int[]? block_size) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def flash_forward(
     query: Tensor,
     key: Tensor,
@@ -313,7 +318,13 @@ def forward_shapes(
     return query.new_empty(*rows, value.shape[-1]), *numbers
 
 
-@torch.library.custom_op(f"{NAMESPACE}::flash_backward", mutates_args=())
+@torch.library.custom_op(
+    f"{NAMESPACE}::flash_backward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output, "
+    "Tensor top, Tensor total, Tensor grad_output, Tensor grad_lse, bool mask_too, "
+    "bool causal, float scale, int[]? block_size) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def flash_backward(
     query: Tensor,
     key: Tensor,

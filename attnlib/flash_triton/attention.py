@@ -32,7 +32,12 @@ OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
 NAMESPACE = __name__.partition(".")[0]
 
 
-@torch.library.custom_op(f"{NAMESPACE}::triton_forward", mutates_args=())
+@torch.library.custom_op(
+    f"{NAMESPACE}::triton_forward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
+    "float scale) -> (Tensor, Tensor)",
+)
 def triton_forward(
     query: Tensor,
     key: Tensor,
@@ -60,7 +65,13 @@ def forward_shapes(
     return output, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::triton_backward", mutates_args=())
+@torch.library.custom_op(
+    f"{NAMESPACE}::triton_backward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output, "
+    "Tensor lse, Tensor grad_output, Tensor grad_lse, bool causal, float scale, "
+    "bool of_query, bool of_keys) -> (Tensor, Tensor, Tensor)",
+)
 def triton_backward(
     query: Tensor,
     key: Tensor,
