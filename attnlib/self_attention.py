@@ -67,8 +67,7 @@ class SelfAttention(nn.Module):
         """
         refuse_bad_tokens("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
         query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
-        attention, wanted = self.attention, return_weights
         context_vector, attn_weights = apply_attention(
-            attention, query, key, value, mask, wanted
+            self.attention, query, key, value, mask, return_weights
         )
         return (context_vector, attn_weights) if return_weights else context_vector
