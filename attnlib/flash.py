@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from attnlib.base import BaseAttention
 from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag
-from attnlib.fused import fused_attention
+from attnlib.fused import attend_fused
 from attnlib.masks import Mask, apply_mask, causal_mask
 
 LOG2E = math.log2(math.e)
@@ -647,7 +647,8 @@ class Backend(NamedTuple):
     """A way to compute flash attention.
 
     Args:
-        attention: called as `flash_attention` is, without a block_size.
+        attention: called as `flash_attention` is, without a block_size, with inputs that
+            have been looked at.
         suits: called with query, key, value, mask and causal; whether "auto" may choose it
             for them.
 
@@ -679,7 +680,7 @@ def fused_suits(
 
 BACKENDS = {
     "torch": Backend(flash_attention, lambda *inputs: True),
-    "fused": Backend(fused_attention, fused_suits),
+    "fused": Backend(attend_fused, fused_suits),
 }
 # What "auto" asks, in this order. On a CPU PyTorch's function is as fast as the tiles for
 # thousands of tokens and faster for few (benchmarks/results/backends.json); on a GPU no

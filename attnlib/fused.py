@@ -48,6 +48,22 @@ def fused_attention(
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
+    return attend_fused(query, key, value, mask, causal=causal, scale=scale)
+
+
+def attend_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """`fused_attention` of what has been looked at already.
+
+    Source: chapter 1, eq-attention.
+    """
     queries, keys = query.shape[-2], key.shape[-2]
     attend = F.scaled_dot_product_attention
     if mask is None and (not causal or queries == 1):  # the last query sees every key
