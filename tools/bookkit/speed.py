@@ -106,13 +106,13 @@ def main() -> int:
         "`MultiHeadAttention` and `LayerNorm`, over the layers of PyTorch; sizes are "
         "(batch ×) tokens × width:\n",
         layers(multi_head, norm),
-        "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with heads of "
-        f"{flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
+        "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with "
+        f"heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
         "tokens:\n",
         attention(flash),
-        f"What `FlashAttention` chooses by itself (auto), for {choice['heads']} heads, forward "
-        "alone, over the same function; sizes are queries × keys, and the call's own checks "
-        "are counted in:\n",
+        f"What `FlashAttention` chooses by itself (auto), for {choice['heads']} heads, "
+        "forward alone, over the same function; sizes are queries × keys, and what the call "
+        "itself checks is counted in:\n",
         backends(choice),
         memory(flash),
         machines([multi_head, norm, flash, choice]),
