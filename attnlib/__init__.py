@@ -12,6 +12,7 @@ from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
 from attnlib.flash_triton import flash_attention_triton
+from attnlib.fused import fused_attention
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
 from attnlib.masks import apply_mask, causal_mask, mask_from_torch, padding_mask
@@ -77,4 +78,6 @@ __all__ = [
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",
+    # Appendix B: beside PyTorch
+    "fused_attention",
 ]

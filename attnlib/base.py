@@ -6,6 +6,7 @@ Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product
 
 import inspect
 from abc import ABC, abstractmethod
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,10 +21,18 @@ class BaseAttention(nn.Module, ABC):
     bottom right (see `causal_mask`) and composes with any mask.
     `attnlib.testing.check_attention` tests whether a class keeps the whole contract.
 
+    A subclass whose `forward` has an argument `need_weights` may leave them out, and then
+    be faster, where it gets False; others are never given it.
+
     Source: chapter 1; the contract, appendix A.
     """
 
     causal: bool = False
+    takes_need_weights: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.takes_need_weights = "need_weights" in inspect.signature(cls.forward).parameters
 
     def extra_repr(self) -> str:
         """What `print` shows: the arguments of the constructor that the object keeps."""
@@ -62,3 +71,20 @@ class BaseAttention(nn.Module, ABC):
             TypeError: a tensor of the wrong or a mixed dtype; see `as_autocast`.
             ValueError: a wrong rank, mismatched shapes or mixed devices.
         """
+
+
+def apply_attention(
+    attention: BaseAttention,
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    value: Float[Tensor, "*batch keys d_v"],
+    mask: Mask | None,
+    need_weights: bool,
+) -> tuple[Float[Tensor, "*batch queries d_v"], Tensor | None]:
+    """Output and weights of an attention, which hears of it if nobody needs the weights.
+
+    Source: chapter 5.
+    """
+    if need_weights or not attention.takes_need_weights:
+        return attention(query, key, value, mask)
+    return attention(query, key, value, mask, need_weights=False)

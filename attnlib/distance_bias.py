@@ -52,9 +52,10 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         key: Float[Tensor, "*batch heads keys d_k"],
         value: Float[Tensor, "*batch heads keys d_v"],
         mask: Mask | None = None,
+        need_weights: bool = True,
     ) -> tuple[
         Float[Tensor, "*batch heads queries d_v"],
-        Float[Tensor, "*batch heads queries keys"],
+        Float[Tensor, "*batch heads queries keys"] | None,
     ]:
         """Output and weights; see `BaseAttention.forward`. Heads are dimension -3."""
         query, key, value, mask = as_autocast(query, key, value, mask)
@@ -70,7 +71,7 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         bias = bias.expand(*query.shape[:-1], keys)
         if mask is not None:
             bias = apply_mask(bias, mask)
-        return super().forward(query, key, value, bias)
+        return super().forward(query, key, value, bias, need_weights)
 
 
 def relative_positions(

@@ -4,6 +4,7 @@
 Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
+from torch.utils.flop_counter import register_flop_formula
 
 from attnlib.base import BaseAttention
 from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag
-from attnlib.masks import Mask
+from attnlib.fused import attend_fused
+from attnlib.masks import Mask, apply_mask, causal_mask
 
 LOG2E = math.log2(math.e)
 BlockSize = int | tuple[int, int]  # queries and keys in a tile
@@ -183,14 +186,12 @@ class TiledAttention:
     def bounded(self) -> Tensor | None:
         """For each matrix, (matrices, 1, 1), whether eq-sum-bound spares it the maximum.
 
-        `None` where nobody asks: on a GPU, which would have to be waited for; in a graph,
-        which can't branch; under a mask that is added; for few queries, where it costs
-        more than the maximum.
+        `None` where nobody asks: on a GPU, which would have to be waited for; under a mask
+        that is added; for few queries, where it costs more than the maximum.
         """
         added = self.mask is not None and self.mask.dtype != torch.bool
         few = self.queries < 4 * (self.q.shape[-1] + self.v.shape[-1])
-        here = self.v.device.type == "cpu" and not torch.compiler.is_compiling()
-        if added or few or not here or not self.v.numel():
+        if added or few or self.v.device.type != "cpu" or not self.v.numel():
             return None
         q, k = (x.norm(dim=-1).amax(dim=-1) for x in (self.q, self.k))
         most, least = torch.ones_like(q), torch.ones_like(q)
@@ -204,9 +205,9 @@ class TiledAttention:
         return fits[:, None, None]
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Output (..., N, d_v), log-sum-exp (..., N); m and l, (matrices, N, 1), base 2."""
+        """Output (..., N, d_v), log-sum-exp (..., N); m and l in base 2 (..., N)."""
         output = self.v.new_empty(len(self.q), self.queries, self.v.shape[-1])
-        tops, totals = self.q.new_empty(2, len(self.q), self.queries, 1)
+        tops, totals = (self.q.new_empty(len(self.q), self.queries, 1) for _ in range(2))
         bounded = self.bounded()
         easy = bounded is not None and bool(bounded.all())
         # A finite start: even where all scores are -inf, it can be subtracted from them.
@@ -233,8 +234,8 @@ class TiledAttention:
         empty = totals == 0
         totals.masked_fill_(empty, 1.0)
         lse = ((tops + totals.log2()) / LOG2E).masked_fill_(empty, -torch.inf)
-        lse = self.unflat(lse[..., 0], lse.dtype)
-        return self.unflat(output, self.dtype), lse, tops, totals
+        rows = [self.unflat(x[..., 0], x.dtype) for x in (lse, tops, totals)]
+        return self.unflat(output, self.dtype), *rows
 
     def backward(
         self,
@@ -247,18 +248,19 @@ class TiledAttention:
     ) -> list[Tensor]:
         """Gradients of query, key and value; that of the mask is added to grad_mask."""
         output, grad_output = self.flat(output, 2), self.flat(grad_output, 2)
+        tops, totals = (self.flat(x, 1)[..., None] for x in (tops, totals))
         # eq-flash-delta
         delta = (grad_output * output).sum(dim=-1) - self.flat(grad_lse, 1)
         level = tops + totals.log2()  # log-sum-exp; where m is huge, l is lost in it,
         rest = totals * torch.exp2(tops - level)  # and kept here
         delta = delta[..., None] / rest
-        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
+        grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (self.q, self.k, self.v))
         second = torch.empty_like(self.buffer)
         width = max(self.k.shape[-1], self.v.shape[-1])
         small = self.q.new_empty(len(self.q) * self.cols * width)
         for rows in row_blocks(self.queries, self.rows):
             q, grad_o = self.q[:, rows], grad_output[:, rows] / rest[:, rows]
-            grad_q_rows = torch.zeros_like(q, memory_format=torch.contiguous_format)
+            grad_q_rows = q.new_zeros(q.shape)
             for cols, s in self.scores(rows):
                 p = s.sub_(level[:, rows]).exp2_()
                 grad_v[:, cols] += product(p.transpose(1, 2), grad_o, small)
@@ -274,38 +276,315 @@ class TiledAttention:
         return [self.unflat(d, self.dtype) for d in gradients]
 
 
+# An operator of a notebook must not take the place of the package's.
+NAMESPACE = __name__.partition(".")[0]
+
+
+@torch.library.custom_op(
+    f"{NAMESPACE}::flash_forward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
+    "float scale, int[]? block_size) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    block_size: list[int] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output (..., N, d_v), log-sum-exp (..., N), m and l in base 2 (..., N): an operator.
+
+    PyTorch exports, compiles and counts an operator as a whole, without looking into it.
+
+    Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-sum-bound.
+    """
+    sizes = None if block_size is None else tuple(block_size)
+    return TiledAttention(query, key, value, mask, causal, scale, sizes).forward()
+
+
+@flash_forward.register_fake
+def forward_shapes(
+    query: Tensor, key: Tensor, value: Tensor, *others: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Empty tensors like those of `flash_forward`, which is all that a graph asks for.
+
+    Source: chapter 14.
+    """
+    rows, wide = query.shape[:-1], torch.promote_types(query.dtype, torch.float32)
+    numbers = (query.new_empty(rows, dtype=wide) for _ in range(3))
+    return query.new_empty(*rows, value.shape[-1]), *numbers
+
+
+@torch.library.custom_op(
+    f"{NAMESPACE}::flash_backward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output, "
+    "Tensor top, Tensor total, Tensor grad_output, Tensor grad_lse, bool mask_too, "
+    "bool causal, float scale, int[]? block_size) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def flash_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    output: Tensor,
+    top: Tensor,
+    total: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor,
+    mask_too: bool,
+    causal: bool,
+    scale: float,
+    block_size: list[int] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and, if `mask_too`, of the mask, else an empty one.
+
+    Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
+    """
+    sizes = None if block_size is None else tuple(block_size)
+    attention = TiledAttention(query, key, value, mask, causal, scale, sizes)
+    grad_mask = torch.zeros_like(mask) if mask_too else None
+    kept = (output, top, total, grad_output, grad_lse)
+    gradients = attention.backward(*kept, grad_mask)
+    return *gradients, grad_mask if mask_too else query.new_empty(0)
+
+
+@flash_backward.register_fake
+def backward_shapes(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Empty tensors like those of `flash_backward`.
+
+    Source: chapter 14.
+    """
+    grad_mask = torch.empty_like(mask) if others[5] else query.new_empty(0)
+    return *(x.new_empty(x.shape) for x in (query, key, value)), grad_mask
+
+
+def with_batch(x: Tensor, dim: int | None, size: int, rank: int) -> Tensor:
+    """A tensor of `torch.vmap` with its batch in front, and ones up to rank + 1 dimensions.
+
+    Source: chapter 14.
+    """
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(size, *[1] * (rank + 1 - x.dim()), *x.shape[1:])
+
+
+@register_flop_formula(flash_forward._opoverload.overloadpacket)
+def forward_flops(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_: Any, **__: Any
+) -> int:
+    """FLOPs of `flash_forward` by the shapes: two products, as if nothing were masked.
+
+    Source: chapter 1, eq-attention-flops.
+    """
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+@register_flop_formula(flash_backward._opoverload.overloadpacket)
+def backward_flops(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_: Any, **__: Any
+) -> int:
+    """FLOPs of `flash_backward` by the shapes: five products, three of them d_k wide.
+
+    Source: chapter 14, eq-recompute, eq-flash-gradients.
+    """
+    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+
+
+@flash_forward.register_vmap
+def forward_batched(info: Any, dims: tuple, *inputs: Any) -> tuple[tuple, tuple]:
+    """`flash_forward` of a batch: leading dimensions are free, so it is one more.
+
+    Source: chapter 14.
+    """
+    ranks = [x.dim() - (d is not None) for x, d in zip(inputs[:3], dims[:3], strict=True)]
+    ranks.append(ranks[0])  # a mask broadcasts to the scores
+    tensors = [
+        None if x is None else with_batch(x, dim, info.batch_size, rank)
+        for x, dim, rank in zip(inputs[:4], dims, ranks, strict=False)
+    ]
+    return flash_forward(*tensors, *inputs[4:]), (0, 0, 0, 0)
+
+
+@flash_backward.register_vmap
+def backward_batched(info: Any, dims: tuple, *inputs: Any) -> tuple[tuple, tuple]:
+    """`flash_backward` of a batch; a mask that all share gets a gradient from each.
+
+    Source: chapter 14.
+    """
+    ranks = [
+        0 if x is None else x.dim() - (dim is not None)
+        for x, dim in zip(inputs[:9], dims, strict=False)
+    ]
+    wide = [*ranks[:3], ranks[0], *ranks[4:]]
+    tensors = [
+        None if x is None else with_batch(x, dim, info.batch_size, rank)
+        for x, dim, rank in zip(inputs[:9], dims, wide, strict=False)
+    ]
+    *gradients, grad_mask = flash_backward(*tensors, *inputs[9:])
+    if not inputs[9]:
+        return (*gradients, grad_mask), (0, 0, 0, None)
+    own = grad_mask.shape[grad_mask.dim() - ranks[3] :]
+    return (*gradients, grad_mask.reshape(info.batch_size, *own)), (0, 0, 0, 0)
+
+
 class FlashFunction(Function):
     """Attention in tiles for autograd, with a backward that computes the tiles again.
 
     Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        *options: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Output (..., N, d_v), log-sum-exp (..., N); arguments as for `TiledAttention`."""
-        output, lse, *kept = TiledAttention(query, key, value, mask, *options).forward()
-        ctx.options = options
-        ctx.save_for_backward(query, key, value, mask, output, *kept)
-        return output, lse
+        causal: bool,
+        scale: float,
+        block_size: list[int] | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `flash_forward`."""
+        return flash_forward(query, key, value, mask, causal, scale, block_size)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Keeps the inputs, the output and two numbers for each query."""
+        attended, _, top, total = output
+        ctx.options = inputs[4:]
+        ctx.save_for_backward(*inputs[:4], attended, top, total)
+        ctx.mark_non_differentiable(top, total)
+
+    @staticmethod
     def backward(
-        ctx: Any, grad_output: Tensor, grad_lse: Tensor
+        ctx: Any, grad_output: Tensor, grad_lse: Tensor, *others: Any
     ) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value and mask."""
-        query, key, value, mask, *kept = ctx.saved_tensors
-        attention = TiledAttention(query, key, value, mask, *ctx.options)
-        grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
-        gradients = attention.backward(*kept, grad_output, grad_lse, grad_mask)
-        return *gradients, grad_mask, *(None for _ in ctx.options)
+        mask_too = ctx.needs_input_grad[3]
+        options = (mask_too, *ctx.options)
+        *gradients, grad_mask = FlashGradients.apply(
+            *ctx.saved_tensors, grad_output, grad_lse, *options
+        )
+        return *gradients, grad_mask if mask_too else None, None, None, None
+
+
+class FlashGradients(Function):
+    """The backward of `FlashFunction`, which can be differentiated again.
+
+    Source: chapter 14, eq-flash-gradients.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        output: Tensor,
+        top: Tensor,
+        total: Tensor,
+        grad_output: Tensor,
+        grad_lse: Tensor,
+        mask_too: bool,
+        causal: bool,
+        scale: float,
+        block_size: list[int] | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `flash_backward`."""
+        tensors = (query, key, value, mask, output, top, total, grad_output, grad_lse)
+        return flash_backward(*tensors, mask_too, causal, scale, block_size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Keeps what the gradients came from; output, m and l follow from the rest."""
+        ctx.save_for_backward(*inputs[:4], *inputs[7:9])
+        ctx.options = inputs[9:]
+
+    @staticmethod
+    def backward(ctx: Any, *seconds: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiates plain attention twice, one block of queries after the other."""
+        query, key, value, mask, grad_output, grad_lse = ctx.saved_tensors
+        mask_too, causal, scale, block_size = ctx.options
+        if mask_too:
+            raise NotImplementedError(
+                "mask: expected one that needs no gradient where a gradient is "
+                "differentiated again; ScaledDotProductAttention can do both"
+            )
+        matrices, queries = math.prod(query.shape[:-2]), query.shape[-2]
+        sizes = block_size or block_sizes(None, matrices, queries, causal)
+        of_rows: list[tuple[Tensor, ...]] = []
+        of_keys = [torch.zeros_like(x) for x in (key, value)]
+        for rows in row_blocks(queries, sizes[0]):
+            part = None if mask is None else mask_tile(mask, rows, slice(None))
+            seen = plain_rows(part, rows, queries, causal, scale)
+            here = (query[..., rows, :], key, value)
+            weighted = (grad_output[..., rows, :], grad_lse[..., rows])
+            first = functools.partial(gradients_of, seen)
+            _, again = torch.func.vjp(first, *here, *weighted)
+            q, k, v, grad_o, grad_l = again((seconds[0][..., rows, :], *seconds[1:3]))
+            of_rows.append((q, grad_o, grad_l[..., None]))
+            of_keys = [total + x for total, x in zip(of_keys, (k, v), strict=True)]
+        if not of_rows:  # no queries, so nothing changes with anything
+            return None, *of_keys, *[None] * 10
+        q, grad_o, grad_l = (
+            torch.cat(parts, dim=-2) for parts in zip(*of_rows, strict=True)
+        )
+        unneeded = (None,) * 4
+        return q, *of_keys, *unneeded, grad_o, grad_l[..., 0], *unneeded
+
+
+flash_forward.register_autograd(
+    FlashFunction.backward, setup_context=FlashFunction.setup_context
+)
+
+
+def plain_rows(
+    mask: Tensor | None, rows: slice, queries: int, causal: bool, scale: float
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Output and log-sum-exp of a block of queries as a function, without tiles.
+
+    Source: chapter 14, eq-recompute.
+    """
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        scores = (scale * query) @ key.mT
+        if causal:
+            past = causal_mask(queries, key.shape[-2], query.device)[rows]
+            scores = apply_mask(scores, past)
+        if mask is not None:
+            scores = apply_mask(scores, mask)
+        empty = (scores == -torch.inf).all(dim=-1)
+        scores = scores.masked_fill(empty[..., None], 0.0)
+        weights = torch.softmax(scores, dim=-1).masked_fill(empty[..., None], 0.0)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        lse = scores.to(wide).logsumexp(dim=-1).masked_fill(empty, -torch.inf)
+        return weights @ value, lse
+
+    return attend
+
+
+def gradients_of(
+    function: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, as a function of all that they depend on.
+
+    Source: chapter 14.
+    """
+    _, pull = torch.func.vjp(function, query, key, value)
+    return pull((grad_output, grad_lse))
 
 
 def flash_attention(
@@ -325,9 +604,10 @@ def flash_attention(
     """softmax(QKᵀ/√d_k) V without ever holding more than a tile of the scores.
 
     Memory beyond inputs and output is linear in the number of tokens, also for the
-    gradients, which can be taken once. A mask that broadcasts is not expanded. The sum of
-    weighted values is divided last: where the number of keys times the largest value
-    passes the range of float32 (float64 for such inputs), the output overflows.
+    gradients, and for those of a gradient, which a mask does not get. A mask that
+    broadcasts is not expanded. The sum of weighted values is divided last: where the number
+    of keys times the largest value passes the range of float32 (float64 for such inputs),
+    the output overflows.
 
     Args:
         query: shape (..., N, d_k).
@@ -355,7 +635,11 @@ def flash_attention(
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    output, lse = FlashFunction.apply(query, key, value, mask, causal, scale, block_size)
+    if block_size is not None:
+        block_size = list(block_sizes(block_size, matrices=1, queries=1, causal=causal))
+    # A graph takes the operator, which has the same gradient; torch.func the Function.
+    attend = flash_forward if torch.compiler.is_compiling() else FlashFunction.apply
+    output, lse, *_ = attend(query, key, value, mask, causal, scale, block_size)
     return (output, lse) if return_lse else output
 
 
@@ -363,17 +647,45 @@ class Backend(NamedTuple):
     """A way to compute flash attention.
 
     Args:
-        attention: called as `flash_attention` is, without a block_size.
-        suits: called with query, value and mask; whether "auto" may choose it for them.
+        attention: called as `flash_attention` is, without a block_size, with inputs that
+            have been looked at.
+        suits: called with query, key, value, mask and causal; whether "auto" may choose it
+            for them.
 
     Source: chapter 14.
     """
 
     attention: Callable[..., Any]
-    suits: Callable[[Tensor, Tensor, Tensor | None], bool]
+    suits: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], bool]
 
 
-BACKENDS = {"torch": Backend(flash_attention, lambda query, value, mask: True)}
+def fused_suits(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+) -> bool:
+    """Whether PyTorch's function computes it without an N × M matrix.
+
+    It forms the weights where keys and values differ in width or a mask needs a gradient,
+    and on a GPU in float64. A causal mask must be formed beside another one, or where the
+    queries are neither one nor as many as the keys.
+
+    Source: chapter 14.
+    """
+    if query.is_cuda and query.dtype == torch.float64:
+        return False
+    if query.shape[-1] != value.shape[-1] or (mask is not None and mask.requires_grad):
+        return False
+    square = query.shape[-2] == key.shape[-2] or query.shape[-2] == 1
+    return not causal or (mask is None and square)
+
+
+BACKENDS = {
+    "torch": Backend(flash_attention, lambda *inputs: True),
+    "fused": Backend(attend_fused, fused_suits),
+}
+# What "auto" asks, in this order. On a CPU PyTorch's function is as fast as the tiles for
+# thousands of tokens and faster for few (benchmarks/results/backends.json); on a GPU no
+# record compares the kernels yet.
+FASTEST = ("fused", "triton", "torch")
 
 
 class FlashAttention(BaseAttention):
@@ -384,9 +696,11 @@ class FlashAttention(BaseAttention):
             right; composes with any mask.
         scale: factor on the scores; `None` means 1/√d_k.
         block_size: queries and keys in a tile, as one number or two; `None` chooses.
-        backend: "torch", the tiles of this chapter; another name in `BACKENDS`, such as
-            "triton", the kernels of the next one; or "auto": "torch" if there is a
-            block_size, otherwise the last of them that suits the tensors.
+        backend: "torch", the tiles of this chapter; "fused", PyTorch's own function, see
+            `fused_attention`; another name in `BACKENDS`, such as "triton", the kernels of
+            the next chapter; or "auto": "torch" if there is a block_size, otherwise the
+            first of `FASTEST` that suits the tensors. A gradient can be differentiated
+            again with "torch" only.
 
     Raises:
         TypeError: causal is not a truth value, or a wrong block_size.
@@ -424,10 +738,11 @@ class FlashAttention(BaseAttention):
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
         refuse_bad_inputs(query, key, value, mask)
-        backend = self.backend
+        backend = self.backend if self.block_size is None else "torch"
         if backend == "auto":
-            fit = [name for name, b in BACKENDS.items() if b.suits(query, value, mask)]
-            backend = fit[-1] if self.block_size is None else "torch"
+            inputs = (query, key, value, mask, self.causal)
+            fit = (name for name in FASTEST if name in BACKENDS)
+            backend = next(name for name in fit if BACKENDS[name].suits(*inputs))
         options = {"causal": self.causal, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention
+from attnlib.base import BaseAttention, apply_attention
 from attnlib.checks import refuse_ambiguous_mask, refuse_bad_tokens
 from attnlib.masks import Mask
 from attnlib.projection import Projection
@@ -92,6 +92,7 @@ def attend_each(
     key: Float[Tensor, "*batch heads keys d_k"],
     value: Float[Tensor, "*batch heads keys d_v"],
     mask: Tensor | None,
+    need_weights: bool,
 ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
     """One attention for each head; the outputs in one tensor, the weights in a list.
 
@@ -101,7 +102,8 @@ def attend_each(
     for h, attention in enumerate(attentions):
         q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
         own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
-        output, weights = attention(q, k, v, mask[:, h : h + 1] if own else mask)
+        part = mask[:, h : h + 1] if own else mask
+        output, weights = apply_attention(attention, q, k, v, part, need_weights)
         outputs.append(output)
         per_head.append(None if weights is None else weights.squeeze(-3))
     formed = any(weights is not None for weights in per_head)
@@ -158,6 +160,7 @@ class MultiHeadAttention(nn.Module):
         key: Float[Tensor, "*batch keys embed_dim"] | None = None,
         value: Float[Tensor, "*batch keys embed_dim"] | None = None,
         mask: Mask | None = None,
+        need_weights: bool = True,
     ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
         """Attends from N queries to M keys, with every head.
 
@@ -167,11 +170,13 @@ class MultiHeadAttention(nn.Module):
             value: tokens (..., M, embed_dim); `None` means the key.
             mask: (N, M), or 4-D broadcasting to (batch, heads, N, M), which needs tokens
                 with a batch; boolean, True = may attend, or floating, added to the scores.
+            need_weights: whether to return the weights; without, heads such as the scaled
+                dot product do not form them, and are faster.
 
         Returns:
             Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
             head; `None` for a head that never forms them, and in place of the list if
-            none does.
+            none does or nobody needs them.
 
         Raises:
             TypeError: a tensor of the wrong or a mixed dtype.
@@ -186,11 +191,11 @@ class MultiHeadAttention(nn.Module):
         k = split_heads(self.k_proj(key), self.num_heads)
         v = split_heads(self.v_proj(value), self.num_heads)
         if isinstance(self.attention, BaseAttention):
-            output, weights = self.attention(q, k, v, mask)
+            output, weights = apply_attention(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))
         else:
-            output, per_head = attend_each(self.attention, q, k, v, mask)
-        return self.out_proj(merge_heads(output)), per_head
+            output, per_head = attend_each(self.attention, q, k, v, mask, need_weights)
+        return self.out_proj(merge_heads(output)), per_head if need_weights else None
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":

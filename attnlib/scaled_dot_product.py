@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from attnlib.base import BaseAttention
 from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag, require_probability
-from attnlib.masks import Mask, apply_mask, causal_mask
+from attnlib.fused import fused_attention
+from attnlib.masks import Mask
 
 
 def masked_softmax(
@@ -33,6 +34,54 @@ def masked_softmax(
     nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)
     return weights.masked_fill(nothing_allowed, 0.0)
+
+
+def masked_weights(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    mask: Mask | None,
+    causal: bool,
+) -> Float[Tensor, "*batch queries keys"]:
+    """`masked_softmax` of the masked scores QKᵀ, in as few passes over them as without.
+
+    The product adds the mask by itself, and the rows in which nothing is allowed are found
+    in the mask, which is most often smaller than the scores.
+
+    Source: chapter 1, eq-attention, eq-mask-boolean, eq-mask-additive.
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    added = added_mask(query, keys, mask, causal)
+    if added is None or keys == 0:
+        return torch.softmax(query @ key.mT, dim=-1)
+    empty = None
+    if mask is not None or queries > keys:  # else each query may attend to some key
+        empty = added.amax(dim=-1, keepdim=True) == -torch.inf
+        added = added.masked_fill(empty, 0.0)
+    leading = query.shape[:-2]
+    added = added.expand(*leading, queries, keys)
+    q, k, a = (x.reshape(math.prod(leading), *x.shape[-2:]) for x in (query, key, added))
+    weights = torch.softmax(torch.baddbmm(a, q, k.mT), dim=-1).view(added.shape)
+    if empty is None:
+        return weights
+    if weights.requires_grad:  # the gradient of softmax needs what it has returned
+        return weights.masked_fill(empty, 0.0)
+    return weights.masked_fill_(empty, 0.0)
+
+
+def added_mask(
+    query: Float[Tensor, "*batch queries d_k"], keys: int, mask: Mask | None, causal: bool
+) -> Float[Tensor, "..."] | None:
+    """A mask, and the causal one, as numbers to add to the scores; -inf forbids a pair.
+
+    Source: chapter 1, eq-mask-additive, eq-causal-allowed.
+    """
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask, query.new_zeros(()), -torch.inf)
+    if not causal:
+        return mask
+    queries = query.shape[-2]
+    future = query.new_full((queries, keys), -torch.inf).triu(keys - queries + 1)
+    return future if mask is None else mask + future
 
 
 class ScaledDotProductAttention(BaseAttention):
@@ -66,18 +115,21 @@ class ScaledDotProductAttention(BaseAttention):
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
         mask: Mask | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
-        """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.forward`."""
+        need_weights: bool = True,
+    ) -> tuple[
+        Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"] | None
+    ]:
+        """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.forward`.
+
+        Without need_weights the weights are `None`, and unless some of them are to be
+        dropped, `fused_attention` computes the same output without storing them.
+        """
+        if not need_weights and not (self.training and self.dropout):
+            options = {"causal": self.causal, "scale": self.scale}
+            return fused_attention(query, key, value, mask, **options), None
         query, key, value, mask = as_autocast(query, key, value, mask)
         refuse_bad_inputs(query, key, value, mask)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        scores = (scale * query) @ key.transpose(-2, -1)
-        if self.causal:
-            allowed = causal_mask(query.shape[-2], key.shape[-2], query.device)
-            scores = apply_mask(scores, allowed)
-        if mask is not None:
-            scores = apply_mask(scores, mask)
-        masked = self.causal or mask is not None  # only a mask can empty a row
-        weights = masked_softmax(scores) if masked else torch.softmax(scores, dim=-1)
+        weights = masked_weights(scale * query, key, mask, self.causal)
         output = F.dropout(weights, self.dropout, self.training) @ value
-        return output, weights
+        return output, weights if need_weights else None

@@ -7,7 +7,7 @@ Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention
+from attnlib.base import BaseAttention, apply_attention
 from attnlib.checks import refuse_bad_tokens, require_flag
 from attnlib.masks import Mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
@@ -67,5 +67,7 @@ class SelfAttention(nn.Module):
         """
         refuse_bad_tokens("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
         query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
-        context_vector, attn_weights = self.attention(query, key, value, mask)
+        context_vector, attn_weights = apply_attention(
+            self.attention, query, key, value, mask, return_weights
+        )
         return (context_vector, attn_weights) if return_weights else context_vector

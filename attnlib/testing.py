@@ -73,6 +73,12 @@ def check_weights(attention: BaseAttention, leading: tuple[int, ...]) -> None:
         _, training = attention.train()(query, key, value)
         assert_close(training, weights, "weights in training are not those before dropout")
         attention.eval()
+    if attention.takes_need_weights:
+        some = torch.ones(5, 7, dtype=torch.bool).tril(-1)  # nothing for the first query
+        for mask in (None, some):
+            output, _ = attention(query, key, value, mask)
+            alone, _ = attention(query, key, value, mask, need_weights=False)
+            assert_close(alone, output, "without need_weights the output differs")
 
 
 def check_masks(attention: BaseAttention, leading: tuple[int, ...]) -> None:

@@ -86,12 +86,13 @@ class TransformerBlock(nn.Module):
         Raises:
             TypeError, ValueError: x or mask is not what the parts take.
         """
+        options = {"mask": mask, "need_weights": return_weights}
         if self.norm_first:
-            attended, weights = self.attention(self.norm_1(x), mask=mask)
+            attended, weights = self.attention(self.norm_1(x), **options)
             y = x + self.drop(attended)
             output = y + self.drop(self.feed_forward(self.norm_2(y)))
         else:
-            attended, weights = self.attention(x, mask=mask)
+            attended, weights = self.attention(x, **options)
             y = self.norm_1(x + self.drop(attended))
             output = self.norm_2(y + self.drop(self.feed_forward(y)))
         return (output, weights) if return_weights else output

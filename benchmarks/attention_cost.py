@@ -58,8 +58,8 @@ def layers(tokens: int) -> dict[str, Callable[[], object]]:
     return {
         "projections_ms": lambda: [linear(x) for linear in maps],
         "attention_ms": lambda: plain.attention(q, k, v),
-        "self_ms": lambda: plain(x),
-        "causal_ms": lambda: causal(x),
+        "self_ms": lambda: plain(x, return_weights=True),
+        "causal_ms": lambda: causal(x, return_weights=True),
         "mask_before_ms": lambda: torch.softmax(
             scores.masked_fill(forbidden, -torch.inf), dim=-1
         ),

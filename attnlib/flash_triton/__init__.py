@@ -1,7 +1,7 @@
 """Flash attention on a GPU: kernels in Triton, forward and backward (chapter 15).
 
-`flash_attention_triton` is `flash_attention` on a GPU of NVIDIA; `FlashAttention` takes it
-by itself. The names below are sorted as the chapter introduces them.
+`flash_attention_triton` is `flash_attention` on a GPU of NVIDIA, and the backend "triton"
+of `FlashAttention`. The names below are sorted as the chapter introduces them.
 """
 
 from attnlib.flash_triton.attention import TritonFunction, flash_attention_triton, refusal

@@ -19,12 +19,126 @@ from attnlib.flash_triton.blocks import triton
 from attnlib.flash_triton.launch import (
     capability_of,
     interpreted,
+    room_like,
     run_backward,
     run_forward,
     run_statistics,
 )
 
 OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
+
+
+# An operator of a notebook must not take the place of the package's.
+NAMESPACE = __name__.partition(".")[0]
+
+
+@torch.library.custom_op(
+    f"{NAMESPACE}::triton_forward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
+    "float scale) -> (Tensor, Tensor)",
+)
+def triton_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of 4-D tensors, by the forward kernel: an operator.
+
+    Source: chapter 15, eq-grid.
+    """
+    return run_forward(query, key, value, mask, causal, scale)
+
+
+@triton_forward.register_fake
+def forward_shapes(
+    query: Tensor, key: Tensor, value: Tensor, *others: Any
+) -> tuple[Tensor, Tensor]:
+    """Empty tensors like those of `triton_forward`, in the same order in memory.
+
+    Source: chapter 15, eq-strides.
+    """
+    output = room_like(query, query.shape[2], value.shape[3])
+    return output, query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    f"{NAMESPACE}::triton_backward",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output, "
+    "Tensor lse, Tensor grad_output, Tensor grad_lse, bool causal, float scale, "
+    "bool of_query, bool of_keys) -> (Tensor, Tensor, Tensor)",
+)
+def triton_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor,
+    causal: bool,
+    scale: float,
+    of_query: bool,
+    of_keys: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Two numbers for each query first, then the gradients that are wanted, or empty ones.
+
+    Source: chapter 15, eq-two-walks; chapter 14, eq-flash-gradients.
+    """
+    inputs = (query, key, value, mask)
+    if lse.numel() == 0:  # no query, so nothing changes with a key
+        gradients = [torch.zeros_like(x) for x in inputs[:3]]
+    else:
+        statistics = run_statistics(output, grad_output, lse, grad_lse)
+        needed = (of_query, of_keys)
+        gradients = run_backward(*inputs, grad_output, statistics, causal, scale, needed)
+    return tuple(query.new_empty(0) if g is None else g for g in gradients)
+
+
+@triton_backward.register_fake
+def backward_shapes(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty tensors like those of `triton_backward`.
+
+    Source: chapter 15, eq-strides.
+    """
+    asked = (others[6], others[7], others[7])
+    return tuple(
+        room_like(x, *x.shape[2:]) if wanted else query.new_empty(0)
+        for x, wanted in zip((query, key, value), asked, strict=True)
+    )
+
+
+def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """Keeps what the backward needs: no N×M matrix.
+
+    Source: chapter 14, eq-recompute.
+    """
+    *tensors, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def gradients(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of query, key and value, where they are needed.
+
+    Source: chapter 14, eq-flash-gradients.
+    """
+    needed = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
+    grad_output = with_unit_stride(grad_output)
+    found = triton_backward(
+        *ctx.saved_tensors, grad_output, grad_lse, ctx.causal, ctx.scale, *needed
+    )
+    asked = (needed[0], needed[1], needed[1])
+    return *(g if x else None for g, x in zip(found, asked, strict=True)), None, None, None
+
+
+triton_forward.register_autograd(gradients, setup_context=keep)
 
 
 class TritonFunction(Function):
@@ -34,29 +148,35 @@ class TritonFunction(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Runs the forward kernel and keeps what the backward needs: no N×M matrix."""
-        *tensors, ctx.causal, ctx.scale = inputs
-        output, lse = run_forward(*tensors, ctx.causal, ctx.scale)
-        ctx.save_for_backward(*tensors, output, lse)
-        return output, lse
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """As `triton_forward`."""
+        return triton_forward(query, key, value, mask, causal, scale)
+
+    setup_context = staticmethod(keep)
+    backward = staticmethod(once_differentiable(gradients))
 
     @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, grad_output: Tensor, grad_lse: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """Two numbers for each query first, then the gradients that are wanted."""
-        *tensors, output, lse = ctx.saved_tensors
-        if lse.numel() == 0:  # no query, so nothing changes with a key
-            return *map(torch.zeros_like, tensors[:3]), None, None, None
-        grad_output = with_unit_stride(grad_output)
-        statistics = run_statistics(output, grad_output, lse, grad_lse)
-        needed = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
-        gradients = run_backward(
-            *tensors, grad_output, statistics, ctx.causal, ctx.scale, needed
-        )
-        return *gradients, None, None, None
+    def vmap(info: Any, dims: tuple, *inputs: Any) -> tuple[tuple, tuple]:
+        """The tensors of a batch are as many more matrices."""
+        size, options = info.batch_size, inputs[4:]
+        wide = [
+            x
+            if x is None
+            else x.expand(size, *x.shape)
+            if dim is None
+            else x.movedim(dim, 0)
+            for x, dim in zip(inputs[:4], dims, strict=False)
+        ]
+        flat = [x if x is None else x.flatten(0, 1) for x in wide]
+        results = TritonFunction.apply(*flat, *options)
+        return tuple(x.unflatten(0, (size, -1)) for x in results), (0, 0)
 
 
 def four_dimensional(tensor: Tensor) -> Tensor:
@@ -176,12 +296,16 @@ def flash_attention_triton(
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
         mask = four_dimensional(mask.expand(*leading, query.shape[-2], key.shape[-2]))
     inputs = [with_unit_stride(four_dimensional(tensor)) for tensor in (query, key, value)]
-    output, lse = TritonFunction.apply(*inputs, mask, causal, scale)
+    # A graph takes the operator, which has the same gradient; torch.func the Function.
+    attend = triton_forward if torch.compiler.is_compiling() else TritonFunction.apply
+    output, lse = attend(*inputs, mask, causal, scale)
     output = output.reshape(*leading, *output.shape[-2:]).to(dtype)
     return (output, lse.reshape(*leading, lse.shape[-1])) if return_lse else output
 
 
-def suits(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+def suits(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+) -> bool:
     """Whether `FlashAttention` should take these kernels by itself.
 
     Source: chapter 15.

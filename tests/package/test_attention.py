@@ -270,6 +270,14 @@ MISTAKES = {
         "not finite in torch.float16",
         {"scores": lambda self, q, k: Stepwise.scores(self, 1e5 * q, k) / 1e5},
     ),
+    "without weights, without the mask": (
+        "without need_weights the output differs",
+        {
+            "forward": lambda self, query, key, value, mask=None, need_weights=True: (
+                Stepwise.forward(self, query, key, value, mask if need_weights else None)
+            )
+        },
+    ),
     "an error without a name": (
         "the error does not name query: bad input",
         {"check": nameless},

@@ -122,10 +122,6 @@ def test_gradcheck():
         return flash_attention(query, key, value, mask, block_size=2, return_lse=True)
 
     assert torch.autograd.gradcheck(both, [*inputs, mask])
-    output = flash_attention(*inputs)
-    (gradient,) = torch.autograd.grad((output**2).sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
 
 
 def test_the_bound_decides_and_both_ways_agree(monkeypatch):
@@ -340,12 +336,13 @@ def test_no_tensor_is_larger_than_a_tile_or_an_input():
                     self.largest = max(self.largest, x.untyped_storage().nbytes() // 4)
             return result
 
-    inputs = [x.detach().float().requires_grad_() for x in leaves((1, 2), 1000, 1000, 8, 8)]
+    inputs = [x.detach().float() for x in leaves((1, 2), 1000, 1000, 8, 8)]
     allowed = torch.rand(1, 1, 1, 1000) < 0.5
-    with Watch() as watch:
-        output = flash_attention(*inputs, allowed, causal=True, block_size=64)
-        output.sum().backward()
-    assert watch.largest <= 2 * 1000 * 8
+    with Watch() as watch:  # what the operators run, which a mode can't look into
+        tiles = TiledAttention(*inputs, allowed, True, 0.3, 64)
+        output, lse, *kept = tiles.forward()
+        tiles.backward(output, *kept, output, lse.exp(), None)
+    assert 2 * 64 * 64 <= watch.largest <= 2 * 1000 * 8
 
 
 def test_plugs_into_models_and_copies():
@@ -421,7 +418,7 @@ def test_refusals(arguments, options, error, message, as_shipped):
 
 
 def test_the_class_refuses_when_it_is_made(as_shipped):
-    with pytest.raises(ValueError, match="'torch', 'triton', got 'cuda'"):
+    with pytest.raises(ValueError, match="'torch', 'fused', 'triton', got 'cuda'"):
         FlashAttention(backend="cuda")
     with pytest.raises(ValueError, match="block_size: expected at least 1"):
         FlashAttention(block_size=0)
@@ -430,7 +427,7 @@ def test_the_class_refuses_when_it_is_made(as_shipped):
         FlashAttention(block_size=64, backend="triton")
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
+@pytest.mark.parametrize("backend", ["auto", "torch", "fused", "triton"])
 def test_the_class_refuses_a_list(backend, as_shipped):
     with pytest.raises(TypeError, match=r"^query: expected a floating-point tensor"):
         FlashAttention(backend=backend)([[1.0]], *leaves((), 3, 4)[1:])
@@ -454,4 +451,4 @@ def test_a_block_size_means_these_tiles(monkeypatch):
         FlashAttention(),
     ):
         attention(*inputs)
-    assert used == [("torch", (4, 2)), ("torch", 8), ("triton", None)]
+    assert used == [("torch", (4, 2)), ("torch", 8), ("fused", None)]

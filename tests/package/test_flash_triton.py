@@ -15,7 +15,7 @@ import attnlib
 from attnlib import FlashAttention, MultiHeadAttention, flash_attention_triton
 from attnlib.flash import BACKENDS
 from attnlib.flash_triton import SETTINGS, Setting, TritonFunction, choose_setting, refusal
-from attnlib.flash_triton.attention import OLDEST_TRITON
+from attnlib.flash_triton.attention import OLDEST_TRITON, triton_backward, triton_forward
 from attnlib.flash_triton.blocks import Matrix, block_pointers
 from attnlib.flash_triton.launch import STATISTICS_ROWS
 from attnlib.flash_triton.settings import SETTING_INTERPRETED, SETTINGS_FLOAT32
@@ -423,7 +423,7 @@ def test_auto_takes_what_the_kernels_can(
     tensor.device = "cuda"
     for name, value in change.items():
         setattr(tensor, name, value)
-    assert BACKENDS["triton"].suits(tensor, tensor, tensor) is suited
+    assert BACKENDS["triton"].suits(tensor, tensor, tensor, tensor, False) is suited
 
 
 @pytest.mark.parametrize("version", ["2.1.0", "3.0.0", "3.2.0"])
@@ -456,7 +456,7 @@ def test_a_gpu_of_amd_is_refused(as_shipped, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.2.4")
     tensor = Elsewhere()
     assert "expected a GPU of NVIDIA, got one of AMD" in str(refusal(tensor, tensor, None))
-    assert not BACKENDS["triton"].suits(tensor, tensor, None)
+    assert not BACKENDS["triton"].suits(tensor, tensor, tensor, None, False)
 
 
 @pytest.mark.parametrize("attend", [attnlib.flash_attention, flash_attention_triton])
@@ -478,11 +478,11 @@ def test_autocast_as_pytorch_has_it(attend):
 
 
 def test_auto_asks_the_backends(monkeypatch):
-    """The last one that suits; on a CPU that is PyTorch, unless told otherwise."""
+    """The first one that suits; on a CPU never the kernels, unless told so."""
     used = []
     spies = {
         name: backend._replace(
-            attention=lambda *a, name=name, **o: used.append((name, set(o))) or a[2]
+            attention=lambda *a, name=name, **o: used.append((name, set(o))) or a[0]
         )
         for name, backend in BACKENDS.items()
     }
@@ -490,13 +490,20 @@ def test_auto_asks_the_backends(monkeypatch):
         monkeypatch.setitem(BACKENDS, name, backend)
     inputs = draw(4, 4, 16)
     FlashAttention()(*inputs)
+    FlashAttention(causal=True)(*inputs)
+    FlashAttention(causal=True)(*draw(3, 4, 16))  # PyTorch would form its mask
     FlashAttention(backend="triton")(*inputs)
+    monkeypatch.setitem(BACKENDS, "fused", spies["fused"]._replace(suits=lambda *a: False))
     monkeypatch.setitem(BACKENDS, "triton", spies["triton"]._replace(suits=lambda *a: True))
     FlashAttention()(*inputs)
     FlashAttention(backend="torch")(*inputs)
     options = {"causal", "scale"}
-    wanted = [("torch", options | {"block_size"}), ("triton", options)]
-    assert used == [*wanted, wanted[1], wanted[0]]
+    fused, tiles, kernels = (
+        ("fused", options),
+        ("torch", options | {"block_size"}),
+        ("triton", options),
+    )
+    assert used == [fused, fused, tiles, kernels, kernels, tiles]
 
 
 def test_plugged_into_many_heads():
@@ -573,3 +580,29 @@ def test_without_a_gpu():
     command = [sys.executable, "-c", WITHOUT_A_GPU]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "got device cpu; for the interpreter set TRITON_INTERPRET=1" in done.stdout
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_are_operators_of_pytorch(masked, as_shipped):
+    """By PyTorch's own check; with the batch of vmap, and as one exported graph."""
+    inputs = [torch.randn(1, 2, tokens, 16) for tokens in (5, 7, 7)]
+    mask = torch.rand(1, 2, 5, 7).lt(0.7).view(torch.uint8) if masked else None
+    torch.library.opcheck(triton_forward, (*inputs, mask, True, 0.25))
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    torch.library.opcheck(triton_forward, (*leaves, mask, True, 0.25))
+    output, lse = triton_forward(*inputs, mask, True, 0.25)
+    tensors = (*inputs, mask, output, lse, torch.randn_like(output), torch.randn_like(lse))
+    for needed in ((True, True), (True, False), (False, True)):
+        torch.library.opcheck(triton_backward, (*tensors, True, 0.25, *needed))
+
+    def score(query, key, value, mask):
+        return flash_attention_triton(query, key, value, mask, causal=True).cos().sum()
+
+    batch = [torch.stack([x[0], 2 * x[0]]) for x in inputs]
+    allowed = torch.rand(2, 5, 7) < 0.7
+    found = torch.vmap(torch.func.grad(score, argnums=(0, 1, 2)))(*batch, allowed)
+    for i in range(2):
+        leaves = [x[i].clone().requires_grad_() for x in batch]
+        expected = torch.autograd.grad(score(*leaves, allowed[i]), leaves)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=0, atol=1e-5)

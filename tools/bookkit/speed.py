@@ -68,6 +68,15 @@ def attention(record: Record) -> str:
     return table(head, rows, texts=1)
 
 
+def backends(record: Record) -> str:
+    """FlashAttention by itself, its tiles and the plain attention, for few tokens too."""
+    rows = []
+    for row in record["rows"]:
+        size = f"{row['queries']} × {row['keys']}{', causal' if row['causal'] else ''}"
+        rows.append([size, *(f"{row[name]:.2f}" for name in ("auto", "tiles", "plain"))])
+    return table("size | auto | tiles | plain", rows, texts=1)
+
+
 def memory(record: Record) -> str:
     """What attention needs beyond its inputs, where all three were measured."""
     longest = [row for row in record["lengths"] if "plain_mib" in row][-1]
@@ -92,16 +101,21 @@ def main() -> int:
         return json.loads(path.read_text(encoding="utf-8"))
 
     flash, multi_head, norm = map(record, ("flash", "multi_head", "layer_norm"))
+    choice = record("backends")
     parts = [
         "`MultiHeadAttention` and `LayerNorm`, over the layers of PyTorch; sizes are "
         "(batch ×) tokens × width:\n",
         layers(multi_head, norm),
-        "`FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with heads of "
-        f"{flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
+        "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with "
+        f"heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
         "tokens:\n",
         attention(flash),
+        f"What `FlashAttention` chooses by itself (auto), for {choice['heads']} heads, "
+        "forward alone, over the same function; sizes are queries × keys, and what the call "
+        "itself checks is counted in:\n",
+        backends(choice),
         memory(flash),
-        machines([multi_head, norm, flash]),
+        machines([multi_head, norm, flash, choice]),
     ]
     path: Path = args.root / "book" / "engineers.md"
     old = path.read_text(encoding="utf-8")

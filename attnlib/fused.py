@@ -1,0 +1,86 @@
+# Made from book/B_beside_pytorch.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""PyTorch's own attention under the contract, for whoever needs no weights.
+
+Derived in appendix B, "Beside PyTorch" (book/B_beside_pytorch.ipynb).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlib.checks import as_autocast, refuse_bad_inputs
+from attnlib.masks import Mask, causal_mask
+
+
+def fused_attention(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    value: Float[Tensor, "*batch keys d_v"],
+    mask: Mask | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "*batch queries d_v"]:
+    """softmax(QKᵀ/√d_k) V by `F.scaled_dot_product_attention`, which stores no weights.
+
+    PyTorch aligns a causal mask top left, refuses it beside another mask, and leaves it to
+    the device what a query gets that may attend to nothing. Here the contract holds.
+
+    Args:
+        query: shape (..., N, d_k).
+        key: shape (..., M, d_k).
+        value: shape (..., M, d_v).
+        mask: broadcasts to (..., N, M); boolean, True = may attend, or floating, added to
+            the scores.
+        causal: query i sees the keys up to i + M - N only; composes with any mask. An N × M
+            mask is formed only beside another one, or where 1 < N < M.
+        scale: factor on the scores; `None` means 1/√d_k.
+
+    Returns:
+        Output (..., N, d_v); 0, with gradients 0, where a query may attend to nothing.
+
+    Raises:
+        TypeError: a tensor of the wrong or a mixed dtype.
+        ValueError: a wrong rank, mismatched shapes or devices.
+
+    Source: chapter 1, eq-attention; the contract, appendix A.
+    """
+    query, key, value, mask = as_autocast(query, key, value, mask)
+    refuse_bad_inputs(query, key, value, mask)
+    return attend_fused(query, key, value, mask, causal=causal, scale=scale)
+
+
+def attend_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """`fused_attention` of what has been looked at already.
+
+    Source: chapter 1, eq-attention.
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    attend = F.scaled_dot_product_attention
+    if mask is None and (not causal or queries == 1):  # the last query sees every key
+        return attend(query, key, value, scale=scale)
+    if mask is None and queries >= keys:  # the first ones see nothing, the rest a square
+        seeing = query[..., queries - keys :, :]
+        output = attend(seeing, key, value, is_causal=True, scale=scale)
+        return F.pad(output, (0, 0, queries - keys, 0))
+    if causal:
+        past = causal_mask(queries, keys, query.device)
+        if mask is None or mask.dtype == torch.bool:
+            mask = past if mask is None else mask & past
+        else:
+            mask = mask.masked_fill(~past, -torch.inf)
+    if mask.dtype == torch.bool:
+        empty = ~mask.any(dim=-1, keepdim=True)
+    else:
+        empty = (mask == -torch.inf).all(dim=-1, keepdim=True)
+    mask = mask.masked_fill(empty, mask.dtype == torch.bool)  # nobody is to divide by 0
+    return attend(query, key, value, attn_mask=mask, scale=scale).masked_fill(empty, 0.0)
