@@ -44,7 +44,7 @@ def fused_attention(
         TypeError: a tensor of the wrong or a mixed dtype.
         ValueError: a wrong rank, mismatched shapes or devices.
 
-    Source: chapter 1, eq-attention; the contract, appendix A.
+    Source: appendix B; eq-attention of chapter 1.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
@@ -62,7 +62,7 @@ def attend_fused(
 ) -> Tensor:
     """`fused_attention` of what has been looked at already.
 
-    Source: chapter 1, eq-attention.
+    Source: appendix B.
     """
     queries, keys = query.shape[-2], key.shape[-2]
     attend = F.scaled_dot_product_attention
@@ -78,6 +78,8 @@ def attend_fused(
             mask = past if mask is None else mask & past
         else:
             mask = mask.masked_fill(~past, -torch.inf)
+    if mask.dim() < 2 or mask.shape[-1] != keys:  # which PyTorch's function does not repeat
+        mask = mask.expand(*(mask.shape[:-1] if mask.dim() > 1 else (1,)), keys)
     if mask.dtype == torch.bool:
         empty = ~mask.any(dim=-1, keepdim=True)
     else:

@@ -80,6 +80,24 @@ def test_fused_attention_is_the_plain_one(mask, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_fused_attention_takes_every_mask_that_broadcasts(added, causal):
+    inputs = draw(2, 3, width=4)
+    sizes = [
+        ((), (1,), (6,)),
+        ((1, 1), (5, 1), (1, 6), (5, 6)),
+        ((3, 5, 6), (1, 1, 6), (3, 1, 1)),
+    ]
+    sizes.append(((2, 3, 5, 6), (2, 1, 1, 6), (1, 3, 5, 1), (2, 1, 5, 6)))
+    for shape in (shape for same in sizes for shape in same):
+        mask = torch.rand(shape) < 0.7
+        if added:
+            mask = torch.randn(shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+        found = fused_attention(*inputs, mask, causal=causal)
+        close(found, plain(*inputs, mask, causal))
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 def test_heads_that_nobody_asks_for_weights(mask, causal):
     """The same output, and no weights; while weights are dropped, the same ones."""

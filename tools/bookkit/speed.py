@@ -106,13 +106,13 @@ def main() -> int:
         "`MultiHeadAttention` and `LayerNorm`, over the layers of PyTorch; sizes are "
         "(batch ×) tokens × width:\n",
         layers(multi_head, norm),
-        "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), with "
-        f"heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes are heads × "
-        "tokens:\n",
+        "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), "
+        f"with heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes "
+        "are heads × tokens:\n",
         attention(flash),
         f"What `FlashAttention` chooses by itself (auto), for {choice['heads']} heads, "
-        "forward alone, over the same function; sizes are queries × keys, and what the call "
-        "itself checks is counted in:\n",
+        "forward alone, over the same function; sizes are queries × keys, and what the "
+        "call itself checks is counted in:\n",
         backends(choice),
         memory(flash),
         machines([multi_head, norm, flash, choice]),
