@@ -1,4 +1,4 @@
-"""The figures to touch of chapters 8 and 12, in a real browser, against the package."""
+"""The figures to touch of chapters 8, 11 and 12, in a real browser, against the package."""
 
 import json
 import re
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from attnlib import FeedForwardNetwork
-from attnlib.backprop import SGD, Adam, Layer
+from attnlib.backprop import SGD, Adam, Layer, LayerNorm
 
-KINKS, WALKERS = "#kinks", "#two-walkers"
+KINKS, PATHS, WALKERS = "#kinks", "#three-paths", "#two-walkers"
 
 
 def number(text):
@@ -102,6 +102,66 @@ def test_kinks_for_those_who_cannot_see_them(open_page):
         assert handle.get_attribute("tabindex") == "0"
         assert handle.get_attribute("aria-valuetext").startswith("kink at ")
     assert page.locator(f"{KINKS} [aria-live=polite]").count() == 1
+
+
+# Chapter 11: what two of three paths take from a gradient
+
+
+def assert_paths(page, g):
+    """Numbers, bars and words are those of the package's layer norm, with ε = 0."""
+    figure, g, norm = page.locator(PATHS).first, np.array(g), LayerNorm(3, eps=0.0)
+    x = np.array(json.loads(figure.get_attribute("data-token")), float)
+    x_hat, dx = norm.forward(x), norm.backward(g)
+    left, mean = x.std() * dx, np.full(3, g.mean())
+    along = g - mean - left
+    assert np.allclose(np.cross(along, x_hat), 0)
+    assert np.allclose(np.cross(dx, [1, 1, -2]), 0)  # the caption
+    rows = np.array([g, -mean, -along, left, dx])
+    table = np.column_stack([rows, rows.sum(axis=1), rows @ x_hat])
+    cells = figure.locator("tbody td").all_inner_texts()
+    assert np.allclose([number(cell) for cell in cells], table.ravel(), atol=0.0051)
+    assert cells[18:20] == cells[23:25] == ["0.00", "0.00"]
+    bars = figure.locator("rect").evaluate_all(
+        "all => all.map(e => ['y', 'height'].map(n => +e.getAttribute(n)))"
+    )
+    top, height = np.array(bars).reshape(4, 3, 2).transpose(2, 0, 1)
+    ground = np.array([[48.0], [140], [232], [340]])
+    assert np.allclose(height, 20 * abs(rows[:4]), atol=0.06)
+    assert np.allclose(top, ground - 20 * np.maximum(rows[:4], 0), atol=0.06)
+    one, hat = cells[3:5]
+    said = f"Along (1, 1, 1): {one} comes, 0.00 is left. "
+    said += f"Along x\u0302: {hat} comes, 0.00 is left."
+    nothing = " Nothing else comes: dx is 0." if np.allclose(dx, 0) else ""
+    assert figure.locator(".say").inner_text() == said + nothing
+    return cells[15:]
+
+
+def test_paths_leave_what_the_package_says(open_page):
+    page, first = open_page("three_paths"), np.array([1.0, 0, 0])
+    x_hat = np.sqrt(3 / 2) * np.array([-1.0, 1, 0])
+    caption = page.locator(f"{PATHS} figcaption").inner_text()
+    assert "(\u22121.22, 1.22, 0.00), s = 1.63" in caption
+    left = assert_paths(page, first)
+    for name, g in (  # neither changes what is left
+        ("add 1 to all", first + 1),
+        ("add 1 to all", first + 1),  # beyond the sliders: refused
+        ("take 1 from all", first),
+        ("add x\u0302", first + x_hat),
+        ("take x\u0302", first),
+    ):
+        page.get_by_role("button", name=name).click()
+        assert assert_paths(page, g) == left
+    for k, value in ((1, -2.3), (2, 2.3), (3, -2.3)):
+        page.get_by_label(f"g {k}").fill(str(value))
+    assert_paths(page, [-2.3, 2.3, -2.3])
+    page.get_by_label("g 2").focus()
+    page.keyboard.press("ArrowLeft")
+    assert_paths(page, [-2.3, 2.2, -2.3])
+    for k, value in ((1, 1.5), (2, -0.5), (3, 0.5)):  # (1, 1, 1) / 2 and x̂ only
+        page.get_by_label(f"g {k}").fill(str(value))
+    assert_paths(page, [1.5, -0.5, 0.5])
+    page.get_by_role("button", name="reset").click()
+    assert assert_paths(page, first) == left
 
 
 # Chapter 12: two optimizers walking

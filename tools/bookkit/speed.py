@@ -40,8 +40,8 @@ def machines(records: Iterable[Record]) -> str:
     return "\n".join(dict.fromkeys(sentence.format(**machine) for machine in machines))
 
 
-def layers(multi_head: Record, layer_norm: Record) -> str:
-    """MultiHeadAttention and LayerNorm beside the layers of PyTorch."""
+def layers(multi_head: Record, layer_norm: Record, model: Record) -> str:
+    """MultiHeadAttention, LayerNorm and LanguageModel beside PyTorch's."""
     rows = []
     both = {row["batch"]: row for row in multi_head["rows"] if row["pass"] != "forward"}
     for row in (row for row in multi_head["rows"] if row["pass"] == "forward"):
@@ -53,6 +53,10 @@ def layers(multi_head: Record, layer_norm: Record) -> str:
         size = "{tokens} × {features}".format(**row)
         ratio = f"{row['ours_ms'] / row['theirs_ms']:.2f}"
         rows.append(["`nn.LayerNorm`, on one thread", size, ratio, ""])
+    for row in model["rows"]:
+        size = "{batch} × {tokens} × {width}, {heads} heads".format(**row, **model)
+        name = f"`nn.TransformerEncoder` in a language model, {model['layers']} layers"
+        rows.append([name, size, f"{row['ratio']:.2f}", ""])
     head = "beside | size | forward | + backward"
     return table(head, rows, texts=2)
 
@@ -101,11 +105,11 @@ def main() -> int:
         return json.loads(path.read_text(encoding="utf-8"))
 
     flash, multi_head, norm = map(record, ("flash", "multi_head", "layer_norm"))
-    choice = record("backends")
+    choice, model = record("backends"), record("language_model")
     parts = [
-        "`MultiHeadAttention` and `LayerNorm`, over the layers of PyTorch; sizes are "
+        "`MultiHeadAttention`, `LayerNorm` and `LanguageModel`, over PyTorch's; sizes are "
         "(batch ×) tokens × width:\n",
-        layers(multi_head, norm),
+        layers(multi_head, norm, model),
         "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), "
         f"with heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes "
         "are heads × tokens:\n",
@@ -115,7 +119,7 @@ def main() -> int:
         "call itself checks is counted in:\n",
         backends(choice),
         memory(flash),
-        machines([multi_head, norm, flash, choice]),
+        machines([multi_head, norm, flash, choice, model]),
     ]
     path: Path = args.root / "book" / "engineers.md"
     old = path.read_text(encoding="utf-8")

@@ -78,7 +78,7 @@ def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[Noteb
     if "figure" not in shown:
         return [made]
     name, caption = shown["figure"]["name"], shown["figure"]["caption"]
-    number = plain.places["numref", name][0]
+    number = plain.places["numref", name]["text"]
     caption = plain.markdown(caption, chapter.name, chapter.where(cell))
     text = f"**{number}.** {caption}\n\n{IN_WORDS.format(shown['image']['alt'])}"
     return [made, new_markdown_cell(text, id=name)]

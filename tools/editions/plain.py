@@ -1,16 +1,14 @@
 """A chapter without Sphinx: what its roles and labels stand for, as the site has it.
 
-The numbers are those of the environment that Sphinx stores when it builds the site.
+Numbers, places and cited works are those that `sphinx_ext/references.py` wrote when it was
+built.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
 import re
 from pathlib import Path
-from typing import Any
-
-from pybtex.backends.markdown import Backend
 
 from bookkit.chapters import BookError
 from bookkit.grammar import EQUATION, LABEL
@@ -31,14 +29,12 @@ class Plain:
     """What turns the Markdown of a chapter into Markdown that any notebook shows."""
 
     def __init__(self, built: Path, site: str | None) -> None:
-        stored = built / "_build" / ".doctrees" / "environment.pickle"
+        stored = built / "_build" / "references.json"
         if not stored.is_file():
             raise BookError("the book is not built: run python tools build_book")
-        env = pickle.loads(stored.read_bytes())
-        self.site = site
-        self.places = places(env)
-        cited = env.domaindata["cite"]["citations"]
-        self.citations = {citation.key: citation for citation in cited}
+        found = json.loads(stored.read_text(encoding="utf-8"))
+        self.site, self.works = site, found["works"]
+        self.places = {tuple(place["for"]): place for place in found["places"]}
 
     def link(self, text: str, target: str) -> str:
         """A link to a page of the site; where its address is unknown, the text alone."""
@@ -75,64 +71,32 @@ class Plain:
         return re.sub(rf"\b{LABEL}", lambda match: self.number(match[0]), source)
 
     def number(self, label: str) -> str:
-        return self.places["eq", label][0]
+        return self.places["eq", label]["text"]
 
     def role(self, match: re.Match[str]) -> str:
         kind, said, target = match.groups()
         if kind.startswith("cite:"):
             return self.cite(kind, target)
-        text, place = self.places[kind, target.lower() if kind == "term" else target]
-        return self.link(said or (target if kind == "term" else text), place)
+        place = self.places[kind, target.lower() if kind == "term" else target]
+        return self.link(said or (target if kind == "term" else place["text"]), place["at"])
 
     def cite(self, kind: str, keys: str) -> str:
         """`Vaswani *et al.* [2017]` or, in parentheses, `[Vaswani *et al.*, 2017]`."""
         made = []
         for key in keys.split(","):
-            citation = self.citations[key.strip()]
-            place = f"bibliography.html#{citation.citation_id}"
-            who = authors(citation.entry.persons["author"])
-            year = citation.entry.fields["year"]
+            work = self.works[key.strip()]
+            who, year = work["authors"], work["year"]
             if kind == "cite:t":
-                made.append(f"{who} [{self.link(year, place)}]")
+                made.append(f"{who} [{self.link(year, work['at'])}]")
             else:
-                made.append(self.link(f"{who}, {year}", place))
+                made.append(self.link(f"{who}, {year}", work["at"]))
         return ", ".join(made) if kind == "cite:t" else f"[{', '.join(sorted(made))}]"
 
     def references(self, sources: str) -> list[str]:
         """The entries of the bibliography that the sources cite."""
         roles = re.findall(r"\{cite:[tp]\}`([^`]+)`", sources)
         keys = {key.strip() for names in roles for key in names.split(",")}
-        cited = [self.citations[key] for key in self.citations if key in keys]
-        texts = [citation.formatted_entry.text.render(Backend()) for citation in cited]
-        return [" ".join(text.split()) for text in texts]
-
-
-def places(env: Any) -> dict[tuple[str, str], tuple[str, str]]:
-    """For a role and its target, the text and the place on the site."""
-    found = {}
-    for page, kinds in env.toc_fignumbers.items():
-        for kind, numbers in kinds.items():
-            form = env.config.numfig_format.get(kind, "(%s)")  # the last: an equation
-            role = "numref" if kind in env.config.numfig_format else "eq"
-            for anchor, number in numbers.items():
-                text = form % ".".join(map(str, number))
-                key = anchor.removeprefix("equation-")
-                found[role, key] = text, f"{page}.html#{anchor}"
-    std = env.domaindata["std"]
-    for label, (page, anchor, title) in std["labels"].items():
-        found["ref", label] = title, f"{page}.html#{anchor}"
-    for term, (page, anchor) in std["terms"].items():
-        found["term", term] = term, f"{page}.html#{anchor}"
-    for page, title in env.titles.items():
-        found["doc", page] = title.astext(), f"{page}.html"
-    return found
-
-
-def authors(persons: list[Any]) -> str:
-    # rich names: without the braces that keep a company's name in one piece
-    names = [person.rich_prelast_names + person.rich_last_names for person in persons]
-    last = [" ".join(map(str, parts)) for parts in names]
-    return f"{last[0]} *et al.*" if len(last) > 2 else " and ".join(last)
+        return [work["entry"] for key, work in self.works.items() if key in keys]
 
 
 def box(match: re.Match[str]) -> str:
