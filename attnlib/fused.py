@@ -78,8 +78,8 @@ def attend_fused(
             mask = past if mask is None else mask & past
         else:
             mask = mask.masked_fill(~past, -torch.inf)
-    if mask.dim() < 2 or mask.shape[-1] != keys:  # which PyTorch's function does not repeat
-        mask = mask.expand(*(mask.shape[:-1] if mask.dim() > 1 else (1,)), keys)
+    if mask.dim() < 2:  # which PyTorch's function does not repeat
+        mask = mask.expand(1, keys)
     if mask.dtype == torch.bool:
         empty = ~mask.any(dim=-1, keepdim=True)
     else:

@@ -68,9 +68,11 @@ def test_fused_attention_is_the_plain_one(mask, causal):
             inputs = draw(*leading, queries=queries, keys=keys, width=4, grad=True)
             m = MASKS[mask]()
             m = None if m is None else m[:queries, :keys]
-            found = fused_attention(*inputs, m, causal=causal)
-            expected = plain(*inputs, m, causal)
-            close(found, expected)
+            for scale in (None, 0.3):
+                found = fused_attention(*inputs, m, causal=causal, scale=scale)
+                plain = ScaledDotProductAttention(causal=causal, scale=scale)
+                expected, _ = plain(*inputs, m)
+                close(found, expected)
             for a, b in zip(
                 torch.autograd.grad(found.cos().sum(), inputs),
                 torch.autograd.grad(expected.cos().sum(), inputs),
