@@ -441,17 +441,9 @@ class FlashFunction(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        scale: float,
-        block_size: list[int] | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """As `flash_forward`."""
-        return flash_forward(query, key, value, mask, causal, scale, block_size)
+        return flash_forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -483,24 +475,9 @@ class FlashGradients(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        output: Tensor,
-        top: Tensor,
-        total: Tensor,
-        grad_output: Tensor,
-        grad_lse: Tensor,
-        mask_too: bool,
-        causal: bool,
-        scale: float,
-        block_size: list[int] | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """As `flash_backward`."""
-        tensors = (query, key, value, mask, output, top, total, grad_output, grad_lse)
-        return flash_backward(*tensors, mask_too, causal, scale, block_size)
+        return flash_backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -4,6 +4,8 @@
 Derived in appendix B, "Beside PyTorch" (book/B_beside_pytorch.ipynb).
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,6 +13,16 @@ from torch.nn import functional as F
 
 from attnlib.checks import as_autocast, refuse_bad_inputs
 from attnlib.masks import Mask, causal_mask
+
+
+def four_dimensional(tensor: Tensor) -> Tensor:
+    """The tensor as (batch, heads, tokens, dim), a view wherever strides allow it.
+
+    Source: appendix B; chapter 15, eq-strides.
+    """
+    shape = tensor.shape
+    batch, heads = math.prod(shape[:-3]), math.prod(shape[-3:-2])
+    return tensor.reshape(batch, heads, *shape[-2:])
 
 
 def fused_attention(
@@ -62,8 +74,19 @@ def attend_fused(
 ) -> Tensor:
     """`fused_attention` of what has been looked at already.
 
+    PyTorch's function spares the weights only with tensors, and masks, of four dimensions.
+
     Source: appendix B.
     """
+    leading = query.shape[:-2]
+    if mask is not None and mask.dim() > 2:
+        if len(leading) > 2:
+            mask = mask.expand(*leading, *mask.shape[-2:])
+        mask = four_dimensional(mask)
+    if len(leading) != 2:
+        four = (four_dimensional(x) for x in (query, key, value))
+        output = attend_fused(*four, mask, causal=causal, scale=scale)
+        return output.reshape(*leading, *output.shape[-2:])
     queries, keys = query.shape[-2], key.shape[-2]
     attend = F.scaled_dot_product_attention
     if mask is None and (not causal or queries == 1):  # the last query sees every key

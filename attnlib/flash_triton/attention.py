@@ -24,6 +24,7 @@ from attnlib.flash_triton.launch import (
     run_forward,
     run_statistics,
 )
+from attnlib.fused import four_dimensional
 
 OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
 
@@ -32,25 +33,13 @@ OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
 NAMESPACE = __name__.partition(".")[0]
 
 
-@torch.library.custom_op(
+triton_forward = torch.library.custom_op(
     f"{NAMESPACE}::triton_forward",
+    run_forward,
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
     "float scale) -> (Tensor, Tensor)",
 )
-def triton_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of 4-D tensors, by the forward kernel: an operator.
-
-    Source: chapter 15, eq-grid.
-    """
-    return run_forward(query, key, value, mask, causal, scale)
 
 
 @triton_forward.register_fake
@@ -148,16 +137,9 @@ class TritonFunction(Function):
     """
 
     @staticmethod
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         """As `triton_forward`."""
-        return triton_forward(query, key, value, mask, causal, scale)
+        return triton_forward(*inputs)
 
     setup_context = staticmethod(keep)
     backward = staticmethod(once_differentiable(gradients))
@@ -177,16 +159,6 @@ class TritonFunction(Function):
         flat = [x if x is None else x.flatten(0, 1) for x in wide]
         results = TritonFunction.apply(*flat, *options)
         return tuple(x.unflatten(0, (size, -1)) for x in results), (0, 0)
-
-
-def four_dimensional(tensor: Tensor) -> Tensor:
-    """The tensor as (batch, heads, tokens, dim), a view wherever strides allow it.
-
-    Source: chapter 15, eq-strides.
-    """
-    shape = tensor.shape
-    batch, heads = math.prod(shape[:-3]), math.prod(shape[-3:-2])
-    return tensor.reshape(batch, heads, *shape[-2:])
 
 
 def with_unit_stride(tensor: Tensor) -> Tensor:

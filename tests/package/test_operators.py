@@ -10,12 +10,16 @@ import sys
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlib import (
+    FlashAttention,
     MultiHeadAttention,
     ScaledDotProductAttention,
+    SelfAttention,
     flash_attention,
     fused_attention,
 )
@@ -97,6 +101,39 @@ def test_fused_attention_takes_every_mask_that_broadcasts(added, causal):
             mask = torch.randn(shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
         found = fused_attention(*inputs, mask, causal=causal)
         close(found, plain(*inputs, mask, causal))
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any operation has returned in one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(result) if torch.is_tensor(x)]
+        self.numbers = max([self.numbers, *(x.numel() for x in tensors)])
+        return result
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 2, 3)])
+def test_no_weights_are_formed_whatever_the_leading_dimensions(leading):
+    """PyTorch forms them for all but four dimensions; "auto" and the heads must not."""
+    n = 80
+    query, key, value = (torch.randn(*leading, n, 4) for _ in range(3))
+    padding = torch.rand(*leading, 1, n) < 0.9
+    matrices = query[..., 0, 0].numel()
+    for causal, mask in ((False, None), (True, None), (False, padding)):
+        with Largest() as largest:
+            FlashAttention(causal)(query, key, value, mask)
+        assert largest.numbers < matrices * n * n
+    with Largest() as largest:
+        SelfAttention(4, 4)(query)
+    assert largest.numbers < matrices * n * n
+    with Largest() as largest:
+        ScaledDotProductAttention()(query, key, value)
+    assert largest.numbers == matrices * n * n
 
 
 @pytest.mark.parametrize("causal", [False, True])
