@@ -90,7 +90,7 @@ def memory(record: Record) -> str:
     return (
         f"Memory beyond the inputs, forward and backward, for one head of "
         f"{record['features']} at {longest['tokens']} tokens: {mib['flash']} MiB for "
-        f"`FlashAttention`, {mib['sdpa']} MiB for `F.scaled_dot_product_attention`, "
+        f"the tiles, {mib['sdpa']} MiB for `F.scaled_dot_product_attention`, "
         f"{mib['plain']} MiB for `ScaledDotProductAttention`, which forms the weights.\n"
     )
 
