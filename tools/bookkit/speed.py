@@ -81,6 +81,14 @@ def backends(record: Record) -> str:
     return table("size | auto | tiles | plain", rows, texts=1)
 
 
+def masks(record: Record) -> str:
+    """ScaledDotProductAttention with masks, over itself without one."""
+    kinds = ("causal", "boolean", "padding", "added")
+    rows = ([str(r["tokens"]), *(f"{r[kind]:.2f}" for kind in kinds)] for r in record["rows"])
+    head = "tokens | causal | boolean, N × M | boolean, M | added, N × M"
+    return table(head, rows, texts=1)
+
+
 def memory(record: Record) -> str:
     """What attention needs beyond its inputs, where all three were measured."""
     longest = [row for row in record["lengths"] if "plain_mib" in row][-1]
@@ -105,7 +113,7 @@ def main() -> int:
         return json.loads(path.read_text(encoding="utf-8"))
 
     flash, multi_head, norm = map(record, ("flash", "multi_head", "layer_norm"))
-    choice, model = record("backends"), record("language_model")
+    choice, model, masked = map(record, ("backends", "language_model", "masks"))
     parts = [
         "`MultiHeadAttention`, `LayerNorm` and `LanguageModel`, over PyTorch's; sizes are "
         "(batch ×) tokens × width:\n",
@@ -118,8 +126,11 @@ def main() -> int:
         "forward alone, over the same function; sizes are queries × keys, and what the "
         "call itself checks is counted in:\n",
         backends(choice),
+        "What a mask costs `ScaledDotProductAttention`, over the same call without one, for "
+        f"{masked['heads']} heads, forward alone:\n",
+        masks(masked),
         memory(flash),
-        machines([multi_head, norm, flash, choice, model]),
+        machines([multi_head, norm, flash, choice, model, masked]),
     ]
     path: Path = args.root / "book" / "engineers.md"
     old = path.read_text(encoding="utf-8")
