@@ -1,7 +1,6 @@
 """Write the tables of speed in book/engineers.md from the records in benchmarks/results.
 
-They stand between `<!-- speed -->` and `<!-- /speed -->`. A ratio is a time of attnlib over
-that of PyTorch: above 1, attnlib is slower.
+They stand between `<!-- speed -->` and `<!-- /speed -->`.
 """
 
 import json
@@ -28,16 +27,15 @@ def table(head: str, rows: Iterable[Iterable[str]], texts: int) -> str:
     return "\n".join(lines).replace(" × ", "\u00a0×\u00a0") + "\n"  # sizes stay in one line
 
 
-def machines(records: Iterable[Record]) -> str:
+def machines(*records: Record) -> str:
     """The machine that the records come from, or each that does."""
     sentence = (
         "*Float32, medians of runs that take turns, on {cpu}, up to {threads} threads, "
         "{system}, with Python {python} and PyTorch {torch}.*\n"
     )
-    records = list(records)
-    most = max(record["machine"]["threads"] for record in records)
-    machines = [{**record["machine"], "threads": most} for record in records]
-    return "\n".join(dict.fromkeys(sentence.format(**machine) for machine in machines))
+    machines = [record["machine"] for record in records]
+    most = max(machine["threads"] for machine in machines)
+    return "\n".join({sentence.format(**{**m, "threads": most}): 0 for m in machines})
 
 
 def layers(multi_head: Record, layer_norm: Record, model: Record) -> str:
@@ -47,18 +45,19 @@ def layers(multi_head: Record, layer_norm: Record, model: Record) -> str:
     for row in (row for row in multi_head["rows"] if row["pass"] == "forward"):
         size = "{batch} × {tokens} × {width}, {heads} heads".format(**row)
         for how, name in (("weights returned", "ratio"), ("no weights", "ratio_fused")):
-            ratios = [f"{measured[name]:.2f}" for measured in (row, both[row["batch"]])]
-            rows.append([f"`nn.MultiheadAttention`, {how}", size, *ratios])
+            found = [*ratios(row, name), *ratios(both[row["batch"]], name)]
+            rows.append([f"`nn.MultiheadAttention`, {how}", size, *found])
     for row in layer_norm["rows"]:
-        size = "{tokens} × {features}".format(**row)
-        ratio = f"{row['ours_ms'] / row['theirs_ms']:.2f}"
-        rows.append(["`nn.LayerNorm`, on one thread", size, ratio, ""])
+        ratio, size = (
+            row["ours_ms"] / row["theirs_ms"],
+            "{tokens} × {features}".format(**row),
+        )
+        rows.append(["`nn.LayerNorm`, on one thread", size, f"{ratio:.2f}", ""])
     for row in model["rows"]:
         size = "{batch} × {tokens} × {width}, {heads} heads".format(**row, **model)
         name = f"`nn.TransformerEncoder` in a language model, {model['layers']} layers"
-        rows.append([name, size, f"{row['ratio']:.2f}", ""])
-    head = "beside | size | forward | + backward"
-    return table(head, rows, texts=2)
+        rows.append([name, size, *ratios(row, "ratio"), ""])
+    return table("beside | size | forward | + backward", rows, texts=2)
 
 
 def attention(record: Record) -> str:
@@ -72,29 +71,33 @@ def attention(record: Record) -> str:
     return table(head, rows, texts=1)
 
 
+def ratios(row: Record, *names: str) -> list[str]:
+    """What a row has under these names, with two digits."""
+    return [f"{row[name]:.2f}" for name in names]
+
+
 def backends(record: Record) -> str:
     """FlashAttention by itself, its tiles and the plain attention, for few tokens too."""
     rows = []
     for row in record["rows"]:
         size = f"{row['queries']} × {row['keys']}{', causal' if row['causal'] else ''}"
-        rows.append([size, *(f"{row[name]:.2f}" for name in ("auto", "tiles", "plain"))])
+        rows.append([size, *ratios(row, "auto", "tiles", "plain")])
     return table("size | auto | tiles | plain", rows, texts=1)
 
 
 def masks(record: Record) -> str:
     """ScaledDotProductAttention with masks, over itself without one."""
+    head = "tokens | causal | booleans, N × M | booleans, M | numbers, N × M"
     kinds = ("causal", "boolean", "padding", "added")
-    rows = ([str(r["tokens"]), *(f"{r[kind]:.2f}" for kind in kinds)] for r in record["rows"])
-    head = "tokens | causal | boolean, N × M | boolean, M | added, N × M"
+    rows = ([str(row["tokens"]), *ratios(row, *kinds)] for row in record["rows"])
     return table(head, rows, texts=1)
 
 
 def memory(record: Record) -> str:
     """What attention needs beyond its inputs, where all three were measured."""
     longest = [row for row in record["lengths"] if "plain_mib" in row][-1]
-    mib = {
-        name: round(longest[f"{name} backward_mib"]) for name in ("flash", "sdpa", "plain")
-    }
+    names = ("flash", "sdpa", "plain")
+    mib = {name: round(longest[f"{name} backward_mib"]) for name in names}
     return (
         f"Memory beyond the inputs, forward and backward, for one head of "
         f"{record['features']} at {longest['tokens']} tokens: {mib['flash']} MiB for "
@@ -126,11 +129,11 @@ def main() -> int:
         "forward alone, over the same function; sizes are queries × keys, and what the "
         "call itself checks is counted in:\n",
         backends(choice),
-        "What a mask costs `ScaledDotProductAttention`, over the same call without one, for "
-        f"{masked['heads']} heads, forward alone:\n",
+        "What a mask costs `ScaledDotProductAttention`, over the same call without one, "
+        f"for {masked['heads']} heads, forward alone:\n",
         masks(masked),
         memory(flash),
-        machines([multi_head, norm, flash, choice, model, masked]),
+        machines(multi_head, norm, flash, choice, model, masked),
     ]
     path: Path = args.root / "book" / "engineers.md"
     old = path.read_text(encoding="utf-8")
