@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from attnlib.checks import as_autocast, refuse_bad_inputs
-from attnlib.flash import BACKENDS, Backend
+from attnlib.flash.attention import BACKENDS, Backend
 from attnlib.flash_triton.blocks import triton
 from attnlib.flash_triton.launch import (
     capability_of,
