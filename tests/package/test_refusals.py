@@ -265,5 +265,5 @@ def test_autocast_does_not_hide_what_is_no_tensor():
 @pytest.mark.parametrize("layer", [SelfAttention(5, 4), FeedForwardNetwork(5, 4)], ids=type)
 def test_layers_refuse_nested_tensors(layer, layout):
     x = torch.nested.nested_tensor([torch.randn(3, 5), torch.randn(2, 5)], layout=layout)
-    with pytest.raises(TypeError, match="(x|input): expected a tensor that is not nested"):
+    with pytest.raises(TypeError, match=r"(x|input): expected a tensor that is not nested"):
         layer(x)
