@@ -11,6 +11,7 @@ from attnlib.flash.attention import (
     FlashAttention,
     flash_attention,
     fused_suits,
+    tiles_win,
 )
 from attnlib.flash.operators import (
     NAMESPACE,
@@ -39,6 +40,7 @@ from attnlib.flash.tiles import (
     block_sizes,
     clearly_faster,
     fastest,
+    find_fastest,
     linear_for,
     mask_tile,
     onednn_linear,
@@ -55,6 +57,7 @@ __all__ = [
     "onednn_linear",
     "clearly_faster",
     "fastest",
+    "find_fastest",
     "block_sizes",
     "row_blocks",
     "visible_tiles",
@@ -83,6 +86,7 @@ __all__ = [
     # The function and the class
     "flash_attention",
     "Backend",
+    "tiles_win",
     "fused_suits",
     "BACKENDS",
     "FASTEST",
