@@ -37,8 +37,8 @@ from attnlib.flash_triton.blocks import Heads
 from attnlib.flash_triton.launch import STATISTICS_ROWS, padded
 
 FLOAT32 = ("lse", "grad_lse", "level", "delta")  # pointers to one number a query
-SIZES = ("heads", "queries", "keys", "scale")
-KERNELS = ("forward", "query_gradient", "key_value_gradient")
+SIZES = ("heads", "queries", "keys", "together", "scale")
+KERNELS = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
 CAPABILITIES = (80, 90, 100)
 TENSOR_CORE = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 DIVISIBLE = [["tt.divisibility", 16]]
@@ -72,6 +72,8 @@ class Case(NamedTuple):
     even: bool = True
     d_v: int = 0  # as dim
     setting: tuple[int, ...] = ()  # the table's
+    group: int = 1  # heads of queries that share one of keys and values
+    precision: str = "ieee"  # of products of float32
 
 
 def cases(which: str) -> list[Case]:
@@ -97,6 +99,10 @@ def cases(which: str) -> list[Case]:
         Case("key_value_gradient", 90, "fp16", 256, causal=False, even=False),
         Case("query_gradient", 90, "fp16", 80, False, "boolean", even=False),
         Case("statistics", 90, "fp16", 128),
+        Case("all_gradients", 90, "fp16", 128, group=4),
+        Case("all_gradients", 80, "fp16", 96, even=False),
+        Case("forward", 90, "fp32", 64, precision="tf32x3"),
+        Case("all_gradients", 80, "fp32", 64, precision="tf32"),
     ]
     compared = [
         Case("forward", 90, "fp16", d_k, causal=False, d_v=d_v, setting=(r, c, w, g))
@@ -112,7 +118,8 @@ def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
     constants = {
         **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded(d_k), "PADDED_V": padded(d_v)},
         **{"CAUSAL": case.causal, "MASK": case.mask, "BLOCK_Q": 64, "EVEN": case.even},
-        "ROWS": STATISTICS_ROWS,
+        **{"ROWS": STATISTICS_ROWS, "GROUP": case.group, "PRECISION": case.precision},
+        "WITH_QUERY": case.kernel == "all_gradients",
     }
     options = {"num_warps": 4, "num_stages": 3}
     if case.kernel != "statistics":
@@ -125,7 +132,8 @@ def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
 
 def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
     """What Triton compiles, and with which warps and stages: as a launch would."""
-    kernel = getattr(flash_triton, f"{case.kernel}_kernel")
+    name = case.kernel.replace("all_gradients", "key_value_gradient")  # one more product
+    kernel = getattr(flash_triton, f"{name}_kernel")
     constants, options = constants_of(case)
     signature, known, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
@@ -139,7 +147,8 @@ def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
             attributes[(index,)] = DIVISIBLE
         else:  # a tensor with its strides, of which the last is 1
             boolean = name == "mask" and case.mask == "boolean"
-            pointer = "*u8" if boolean else f"*{case.dtype}"
+            sums = name == "grad_query" and kernel.arg_names[-1] == "WITH_QUERY"
+            pointer = "*u8" if boolean else "*fp32" if sums else f"*{case.dtype}"
             signature[name] = Heads(pointer, "i32", "i32", "i32", "constexpr")
             known[(index, 4)] = 1
             attributes.update({(index, place): DIVISIBLE for place in range(4)})

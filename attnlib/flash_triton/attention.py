@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.checks import as_autocast, refuse_bad_inputs
+from attnlib.checks import as_autocast, refuse_bad_inputs, refuse_bad_mask
 from attnlib.flash.attention import BACKENDS, Backend
 from attnlib.flash_triton.blocks import triton
 from attnlib.flash_triton.launch import (
@@ -208,15 +208,39 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
     return None
 
 
+def refuse_bad_heads(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> None:
+    """Refuses bad input; with `enable_gqa`, the query may have more heads than the keys.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_inputs`.
+
+    Source: chapter 15; the contract, appendix A.
+    """
+    tensors = all(isinstance(x, Tensor) and x.dim() > 2 for x in (query, key, value))
+    if not enable_gqa or not tensors or query.shape[-3] == key.shape[-3]:
+        refuse_bad_inputs(query, key, value, mask)
+        return
+    heads, shared = query.shape[-3], key.shape[-3]
+    if shared == 0 or heads % shared != 0:
+        expected = f"key: expected a number of heads that divides {heads}, that of query"
+        raise ValueError(f"{expected}, got {shared}")
+    refuse_bad_inputs(query[..., :shared, :, :], key, value)
+    if mask is not None:
+        refuse_bad_mask(mask, query, keys=key.shape[-2])
+
+
 def flash_attention_triton(
     query: Float[Tensor, "*batch queries d_k"],
-    key: Float[Tensor, "*batch keys d_k"],
-    value: Float[Tensor, "*batch keys d_v"],
+    key: Float[Tensor, "*shared keys d_k"],
+    value: Float[Tensor, "*shared keys d_v"],
     mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
     return_lse: bool = False,
+    enable_gqa: bool = False,
 ) -> (
     Float[Tensor, "*batch queries d_v"]
     | tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]
@@ -224,10 +248,13 @@ def flash_attention_triton(
     """Attention on a GPU that never forms the N×M scores, forward or backward.
 
     Strides are respected: a transposed view is read where it lies, as long as the features
-    of a token are neighbors in memory. The backward uses no atomic additions: the same
-    inputs give the same bits. The gradients can be taken once. Where all scores of a query
-    are so large, or a mask so low, that float32 can't tell them apart (finfo.min for every
-    key), the output is right, but its gradients are not.
+    of a token are neighbors in memory. The backward adds to the query's gradient in float32
+    and in any order, so that its last bits may differ from run to run; after
+    `torch.use_deterministic_algorithms(True)` the same inputs give the same bits, for seven
+    products of matrices instead of five. The gradients can be taken once. float32 is
+    multiplied as `torch.set_float32_matmul_precision` says: exactly, or on tensor cores.
+    Where all scores of a query are so large, or a mask so low, that float32 can't tell them
+    apart (finfo.min for every key), the output is right, but its gradients are not.
 
     Args:
         query: shape (..., N, d_k), float16, bfloat16 or float32, d_k ≤ 256.
@@ -239,6 +266,9 @@ def flash_attention_triton(
         causal: query i sees the keys up to i + M - N only; composes with any mask.
         scale: factor on the scores; `None` means 1/√d_k.
         return_lse: whether to return the log-sum-exp of the scores too.
+        enable_gqa: whether heads may share keys and values, as in PyTorch's function: query
+            (..., H, N, d_k), key and value (..., H_kv, M, d), of which each serves the
+            H / H_kv heads of queries that follow each other.
 
     Returns:
         Output (..., N, d_v), and on request the log-sum-exp (..., N) in float32, through
@@ -249,13 +279,13 @@ def flash_attention_triton(
         RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 8.0
             or higher.
         TypeError: a wrong or a mixed dtype.
-        ValueError: a wrong rank, mismatched shapes or devices, more than 256 features, or
-            a mask that requires a gradient.
+        ValueError: a wrong rank, mismatched shapes or devices, heads that can't share, more
+            than 256 features, or a mask that requires a gradient.
 
     Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    refuse_bad_inputs(query, key, value, mask)
+    refuse_bad_heads(query, key, value, mask, enable_gqa)
     if error := refusal(query, value, mask):
         raise error
     leading, dtype = query.shape[:-2], query.dtype
@@ -280,9 +310,12 @@ def suits(
 ) -> bool:
     """Whether `FlashAttention` should take these kernels by itself.
 
+    Not for float32, whose products take no tensor cores, until somebody has measured it.
+
     Source: chapter 15.
     """
-    return query.is_cuda and refusal(query, value, mask) is None
+    wide = query.dtype == torch.float32
+    return query.is_cuda and not wide and refusal(query, value, mask) is None
 
 
 BACKENDS["triton"] = Backend(flash_attention_triton, suits)

@@ -21,7 +21,7 @@ class Setting(NamedTuple):
     stages: int
 
 
-Kernel = Literal["forward", "query_gradient", "key_value_gradient"]
+Kernel = Literal["forward", "query_gradient", "key_value_gradient", "all_gradients"]
 
 # By compute capability (from), kernel, and the larger head dimension (up to), for 16-bit
 # numbers. Those for 80 keep below 99 KB of shared memory: 86, 89 and 120 have no more.
@@ -35,6 +35,9 @@ SETTINGS: dict[tuple[int, Kernel, int], Setting] = {
     (80, "key_value_gradient", 64): Setting(32, 64, 4, 3),
     (80, "key_value_gradient", 128): Setting(32, 64, 4, 2),
     (80, "key_value_gradient", 256): Setting(16, 32, 4, 1),
+    (80, "all_gradients", 64): Setting(64, 128, 8, 2),
+    (80, "all_gradients", 128): Setting(64, 64, 8, 2),
+    (80, "all_gradients", 256): Setting(32, 32, 8, 1),
     (90, "forward", 64): Setting(128, 64, 4, 3),
     (90, "forward", 128): Setting(128, 128, 8, 2),
     (90, "forward", 256): Setting(128, 32, 8, 2),
@@ -44,6 +47,9 @@ SETTINGS: dict[tuple[int, Kernel, int], Setting] = {
     (90, "key_value_gradient", 64): Setting(64, 128, 8, 3),
     (90, "key_value_gradient", 128): Setting(64, 128, 8, 2),
     (90, "key_value_gradient", 256): Setting(32, 64, 8, 1),
+    (90, "all_gradients", 64): Setting(64, 128, 8, 3),
+    (90, "all_gradients", 128): Setting(64, 128, 8, 2),
+    (90, "all_gradients", 256): Setting(32, 32, 8, 1),
     (100, "forward", 64): Setting(128, 128, 8, 3),
     (100, "forward", 128): Setting(128, 128, 8, 2),
     (100, "forward", 256): Setting(128, 32, 8, 2),
@@ -53,6 +59,9 @@ SETTINGS: dict[tuple[int, Kernel, int], Setting] = {
     (100, "key_value_gradient", 64): Setting(64, 128, 8, 3),
     (100, "key_value_gradient", 128): Setting(64, 128, 8, 2),
     (100, "key_value_gradient", 256): Setting(64, 64, 8, 1),
+    (100, "all_gradients", 64): Setting(64, 128, 8, 2),
+    (100, "all_gradients", 128): Setting(64, 64, 8, 2),
+    (100, "all_gradients", 256): Setting(32, 32, 8, 1),
 }
 
 # float32 numbers are multiplied without tensor cores, out of registers: small tiles.

@@ -34,7 +34,9 @@ DEFAULTS = {
     "flash.attention.FlashAttention": {"causal": False, "backend": "auto"},
     "fused.fused_attention": {"causal": False},
     "flash.attention.flash_attention": {"causal": False, "return_lse": False},
-    "flash_triton.attention.flash_attention_triton": {"causal": False, "return_lse": False},
+    "flash_triton.attention.flash_attention_triton": {
+        **{"causal": False, "return_lse": False, "enable_gqa": False},
+    },
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
     "multi_head.MultiHeadAttention.forward": {"need_weights": True},

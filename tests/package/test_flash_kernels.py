@@ -32,10 +32,10 @@ SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # The instructions that multiply tiles on tensor cores.
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
-# Bytes a thread, for so many features. The keys' and values' kernel needs all 255 registers
-# and keeps a few of them in memory: about 1 in 100 of its loop's instructions.
-SPILL_LIMIT = {128: 40, 256: 80}
-MASKED_SPILL_LIMIT = 256  # the settings were chosen for kernels without a mask
+# Bytes a thread, for so many features. Kernels that need all 255 registers keep a few of
+# their numbers in memory, most of them outside of the loops.
+SPILL_LIMIT = {128: 112, 256: 120}
+OTHER_SPILL_LIMIT = 320  # the settings were chosen for no mask, and no heads that share
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
@@ -56,13 +56,16 @@ def problems(row):
     if row["shared"] > SHARED_LIMIT[row["capability"]]:
         found.append(f"{row['shared']} bytes of shared memory")
     limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
-    limit = limit if row["mask"] == "none" else MASKED_SPILL_LIMIT
+    chosen_for = row["mask"] == "none" and row["group"] == 1
+    limit = limit if chosen_for else OTHER_SPILL_LIMIT
     if max(row["spill_stores"], row["spill_loads"]) > limit:
         found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
     if row["serialized"]:
         found.append("wgmma instructions serialized")
     wanted = TENSOR_CORE[row["capability"]]
-    multiplies = row["kernel"] != "statistics" and row["dtype"] != "fp32"
+    exact = row["dtype"] == "fp32" and row["precision"] == "ieee"
+    wanted = "mma.sync" if row["dtype"] == "fp32" else wanted  # tiles are small there
+    multiplies = row["kernel"] != "statistics" and not exact
     if multiplies and wanted not in row["tensor_core"]:
         found.append(f"no {wanted}")
     return found
@@ -120,7 +123,7 @@ def test_every_kind_of_mask(capability, pytestconfig):
         pytest.skip("unchanged; --thorough compiles them")
     rows = compiled("--masks", capability)
     found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
-    kernels = ("forward", "query_gradient", "key_value_gradient")
+    kernels = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
     capabilities = [capability] if capability else [80, 90, 100]
     masks, even = ("none", "boolean", "additive"), (True, False)
     assert found == set(itertools.product(kernels, capabilities, masks, even))
@@ -173,6 +176,7 @@ import flash_kernels
 def compare(kernel, programs, device, **arguments):
     found = kernel.warmup(grid=(programs,), **arguments).src
     name = kernel.__name__.removesuffix("_kernel")
+    name = "all_gradients" if arguments.get("WITH_QUERY") else name
     expected, _ = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
     assert found.signature == expected.signature, (found.signature, expected.signature)
     assert found.constants == expected.constants, (found.constants, expected.constants)
@@ -185,13 +189,16 @@ launch.launch = compare
 inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
 output, lse = launch.run_forward(*inputs, None, True, 0.1)
 numbers = launch.run_statistics(output, output, lse, lse)
-launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
+for same_bits in (False, True):
+    torch.use_deterministic_algorithms(same_bits)
+    launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
 """
 
 
 def test_a_launch_compiles_the_same():
     """Types, constants and what 16 divides are what Triton finds in a launch."""
-    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    kernels = ["forward", "statistics", "all_gradients"]
+    kernels += ["query_gradient", "key_value_gradient"]
     assert run("-c", STAND_IN + LAUNCH, "90") == kernels
 
 
@@ -228,7 +235,10 @@ for size, kind, is_causal in itertools.product(sizes, kinds, causal):
     output, lse = launch.run_forward(query, key, value, mask, is_causal, 1.0)
     numbers = launch.run_statistics(output, output, lse, lse)
     rest = (output, numbers, is_causal, 1.0, (True, True))
-    launch.run_backward(query, key, value, mask, *rest)
+    for same_bits in (False, True):
+        torch.use_deterministic_algorithms(same_bits)
+        launch.run_backward(query, key, value, mask, *rest)
+    torch.use_deterministic_algorithms(False)
 """
 
 
@@ -240,7 +250,8 @@ def test_sizes_that_become_constants(of, capability, pytestconfig):
     if capability and "flash_triton" not in pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
     few = "few" if capability else "all"
-    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    kernels = ["forward", "statistics", "key_value_gradient"]
+    kernels += ["query_gradient", "key_value_gradient"]
     times = 2 * 3 if capability else 4 * 3 * 2
     names = [f"{kernel}_kernel" for kernel in kernels] * times
     assert run("-c", STAND_IN + SIZES, str(of), few) == names
@@ -268,16 +279,19 @@ GOOD = {
     [
         ({}, []),
         ({"shared": 227 * 1024 + 1}, ["232449 bytes of shared memory"]),
-        ({"spill_stores": 40}, []),
-        ({"spill_stores": 44, "dim": 192}, []),
-        ({"spill_stores": 84, "dim": 192}, ["84 + 0 bytes spilled"]),
-        ({"spill_stores": 44}, ["44 + 0 bytes spilled"]),
-        ({"spill_loads": 44}, ["0 + 44 bytes spilled"]),
-        ({"spill_stores": 256, "mask": "boolean"}, []),
-        ({"spill_loads": 260, "mask": "additive"}, ["0 + 260 bytes spilled"]),
+        ({"spill_stores": 112}, []),
+        ({"spill_stores": 116, "dim": 192}, []),
+        ({"spill_stores": 124, "dim": 192}, ["124 + 0 bytes spilled"]),
+        ({"spill_stores": 116}, ["116 + 0 bytes spilled"]),
+        ({"spill_loads": 116}, ["0 + 116 bytes spilled"]),
+        ({"spill_loads": 320, "group": 4}, []),
+        ({"spill_loads": 324, "group": 4}, ["0 + 324 bytes spilled"]),
+        ({"spill_stores": 320, "mask": "boolean"}, []),
+        ({"spill_loads": 324, "mask": "additive"}, ["0 + 324 bytes spilled"]),
         ({"serialized": True}, ["wgmma instructions serialized"]),
         ({"tensor_core": ["mma.sync"]}, ["no wgmma.mma_async"]),
         ({"tensor_core": [], "dtype": "fp32"}, []),
+        ({"tensor_core": [], "dtype": "fp32", "precision": "tf32"}, ["no mma.sync"]),
         ({"capability": 100, "tensor_core": ["tcgen05.mma"]}, []),
         ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
          ["102400 bytes of shared memory"]),
