@@ -27,6 +27,7 @@ from attnlib.flash_triton.launch import (
 from attnlib.fused import four_dimensional
 
 OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
+OLDEST_TRITON_75 = (3, 4)  # the first that multiplies float16 for 7.5, a T4
 
 
 # An operator of a notebook must not take the place of the package's.
@@ -169,21 +170,47 @@ def with_unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def old_triton(oldest: tuple[int, int], where: str = "") -> Exception | None:
+    """Says that Triton is older than this; `None` if it is not.
+
+    Source: chapter 15.
+    """
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= oldest:
+        return None
+    expected = f"expected triton {'.'.join(map(str, oldest))} or newer{where}"
+    return RuntimeError(f"{expected}, got {triton.__version__}")
+
+
+def refusal_on_75(query: Tensor, value: Tensor) -> Exception | None:
+    """Why a GPU of 7.5, whose tensor cores Triton leaves aside, can't; `None` if it can.
+
+    Source: chapter 15.
+    """
+    where = ' on a GPU of compute capability 7.5; backend="torch" has tiles for all'
+    if query.dtype == torch.bfloat16:
+        return TypeError(f"query: expected float16 or float32, got {query.dtype}{where}")
+    for name, tensor in (("query", query), ("value", value)):
+        if tensor.shape[-1] > 128:  # no tile is small enough for 64 KB of shared memory
+            expected = f"{name}: expected at most 128 features"
+            return ValueError(f"{expected}, got shape {tuple(tensor.shape)}{where}")
+    return old_triton(OLDEST_TRITON_75, where)
+
+
 def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | None:
     """Why the kernels can't compute something; `None` if they can.
 
     Args:
-        query: expected float16, bfloat16 or float32, d_k ≤ 256, and on a GPU of NVIDIA.
-        value: expected d_v ≤ 256.
+        query: expected float16, bfloat16 or float32, d_k ≤ 256, and on a GPU of NVIDIA. One
+            of compute capability 7.5 takes no bfloat16, and d_k ≤ 128.
+        value: expected d_v ≤ 256, or 128.
         mask: expected not to require a gradient.
 
     Source: chapter 15.
     """
     if isinstance(triton, SimpleNamespace):
         return RuntimeError("expected the package triton, which is not installed")
-    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
-        least = ".".join(map(str, OLDEST_TRITON))
-        return RuntimeError(f"expected triton {least} or newer, got {triton.__version__}")
+    if error := old_triton(OLDEST_TRITON):
+        return error
     if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return TypeError(f"query: expected float16, bfloat16 or float32, got {query.dtype}")
     for name, tensor in (("query", query), ("value", value)):
@@ -201,11 +228,11 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
     if torch.version.hip is not None:  # is_cuda, but another machine
         found = f"got one of AMD, with ROCm {torch.version.hip}"
         return RuntimeError(f"query: expected a GPU of NVIDIA, {found}")
-    if capability_of(query) < 80:
-        expected = "query: expected a GPU of compute capability 8.0 or higher"
+    if capability_of(query) < 75:
+        expected = "query: expected a GPU of compute capability 7.5 or higher"
         found = torch.cuda.get_device_capability(query.device)
         return RuntimeError(f"{expected}, got {found}")
-    return None
+    return refusal_on_75(query, value) if capability_of(query) < 80 else None
 
 
 def refuse_bad_heads(
@@ -276,8 +303,9 @@ def flash_attention_triton(
         gradients are 0.
 
     Raises:
-        RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 8.0
-            or higher.
+        RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 7.5
+            or higher. 7.5, as a T4 has it, takes Triton from 3.4 on, d_k and d_v ≤ 128,
+            and no bfloat16.
         TypeError: a wrong or a mixed dtype.
         ValueError: a wrong rank, mismatched shapes or devices, heads that can't share, more
             than 256 features, or a mask that requires a gradient.
@@ -315,7 +343,8 @@ def suits(
     Source: chapter 15.
     """
     wide = query.dtype == torch.float32
-    return query.is_cuda and not wide and refusal(query, value, mask) is None
+    able = query.is_cuda and not wide and refusal(query, value, mask) is None
+    return able and capability_of(query) >= 80  # below, only PyTorch's has tensor cores
 
 
 BACKENDS["triton"] = Backend(flash_attention_triton, suits)

@@ -70,11 +70,14 @@ def precision_of(dtype: torch.dtype) -> str:
 def launch(kernel: Any, programs: int, device: torch.device, **arguments: Any) -> None:
     """Starts a kernel on the GPU that holds its tensors; does nothing for no programs.
 
+    Each power is that of a·b − c, in one instruction, rounded once, if a multiplication and
+    an addition may be fused. Whether they are by default depends on Triton's version.
+
     Source: chapter 15.
     """
     if programs > 0:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            kernel[(programs,)](**arguments)
+            kernel[(programs,)](**arguments, enable_fp_fusion=True)
 
 
 def padded(width: int) -> int:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORD = BENCHMARKS / "results" / "flash_kernels.json"
@@ -23,13 +24,15 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton found", allow_module_level=True)
 
 sys.path.insert(0, str(BENCHMARKS))
-from flash_kernels import Case, cases, resources  # noqa: E402
+from flash_kernels import KERNELS, Case, assembler, cases, resources  # noqa: E402
+
+from attnlib.flash_triton import SETTINGS, choose_setting  # noqa: E402
 
 # Bytes of shared memory that one program may have. The table's settings for 80 serve 86,
 # 89 and 120 too, which have 99 KB: that is the limit to keep. 80 itself has 163 KB.
-SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED_LIMIT = {75: 64 * 1024, 80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
-# The instructions that multiply tiles on tensor cores.
+# The instructions that multiply tiles on tensor cores; Triton has none for 75.
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 # Bytes a thread, for so many features. Kernels that need all 255 registers keep a few of
@@ -62,11 +65,12 @@ def problems(row):
         found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
     if row["serialized"]:
         found.append("wgmma instructions serialized")
-    wanted = TENSOR_CORE[row["capability"]]
+    wanted = TENSOR_CORE.get(row["capability"])
     exact = row["dtype"] == "fp32" and row["precision"] == "ieee"
-    wanted = "mma.sync" if row["dtype"] == "fp32" else wanted  # tiles are small there
     multiplies = row["kernel"] != "statistics" and not exact
-    if multiplies and wanted not in row["tensor_core"]:
+    if wanted and row["dtype"] == "fp32":
+        wanted = "mma.sync"  # tiles are small there
+    if wanted and multiplies and wanted not in row["tensor_core"]:
         found.append(f"no {wanted}")
     return found
 
@@ -131,6 +135,29 @@ def test_every_kind_of_mask(capability, pytestconfig):
     assert not {case: words for case, words in bad.items() if words}
 
 
+def test_kernels_for_a_t4(capability):
+    """7.5 has 64 KB, and no tensor cores that Triton uses: tiles of its own."""
+    if capability:
+        pytest.skip("--thorough compiles them")
+    rows = compiled("--cores", 75)
+    assert [row["kernel"] for row in rows] == [case.kernel for case in cases("cores")]
+    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
+    assert not {case: words for case, words in bad.items() if words}
+
+
+def test_a_multiply_add_is_one_instruction(capability, pytestconfig):
+    """As the launch says: without, each score and weight takes two."""
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
+    rows = compiled("--fusion", 90)
+    assert json.loads(RECORD.read_text(encoding="utf-8"))["fusion"] == rows
+    numbers = {(row["kernel"], row["fused"]): row["multiply_adds"] for row in rows}
+    kernels = {kernel for kernel, _ in numbers}
+    assert len(kernels) >= 3
+    for kernel in kernels:  # a thread has at least 16 scores
+        assert numbers[kernel, True] >= numbers[kernel, False] + 16, numbers
+
+
 def test_the_record_is_up_to_date(rows, capability):
     """What chapter 15 prints is what this Triton makes of these kernels."""
     import triton
@@ -146,6 +173,7 @@ STAND_IN = """
 import sys
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -173,11 +201,13 @@ LAUNCH = """
 import flash_kernels
 
 
-def compare(kernel, programs, device, **arguments):
-    found = kernel.warmup(grid=(programs,), **arguments).src
-    name = kernel.__name__.removesuffix("_kernel")
+def compare(kernel, grid, arguments):
+    done = kernel.warmup(grid=grid, **arguments)
+    found, name = done.src, kernel.__name__.removesuffix("_kernel")
     name = "all_gradients" if arguments.get("WITH_QUERY") else name
-    expected, _ = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+    expected, options = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+    used = {option: getattr(done.metadata, option) for option in options}
+    assert used == options, (used, options)
     assert found.signature == expected.signature, (found.signature, expected.signature)
     assert found.constants == expected.constants, (found.constants, expected.constants)
     missing = expected.attrs.keys() - found.attrs.keys()
@@ -185,7 +215,8 @@ def compare(kernel, programs, device, **arguments):
     print(name)
 
 
-launch.launch = compare
+started = lambda kernel, grid: lambda **arguments: compare(kernel, grid, arguments)
+triton.JITFunction.__getitem__ = started  # where a launch would reach the GPU
 inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
 output, lse = launch.run_forward(*inputs, None, True, 0.1)
 numbers = launch.run_statistics(output, output, lse, lse)
@@ -242,7 +273,7 @@ for size, kind, is_causal in itertools.product(sizes, kinds, causal):
 """
 
 
-@pytest.mark.parametrize("of", (80, 90, 100))
+@pytest.mark.parametrize("of", (75, 80, 90, 100))
 def test_sizes_that_become_constants(of, capability, pytestconfig):
     """One batch, one head, one query, one key, one feature, with every kind of mask."""
     if capability not in (0, of):
@@ -293,6 +324,9 @@ GOOD = {
         ({"tensor_core": [], "dtype": "fp32"}, []),
         ({"tensor_core": [], "dtype": "fp32", "precision": "tf32"}, ["no mma.sync"]),
         ({"capability": 100, "tensor_core": ["tcgen05.mma"]}, []),
+        ({"capability": 75, "tensor_core": []}, []),
+        ({"capability": 75, "tensor_core": [], "shared": 64 * 1024 + 4},
+         ["65540 bytes of shared memory"]),
         ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
          ["102400 bytes of shared memory"]),
     ],
@@ -300,3 +334,73 @@ GOOD = {
 def test_a_fault_is_noticed(change, words):
     """Each limit, once broken."""
     assert problems({**GOOD, **change}) == words
+
+
+@pytest.mark.parametrize("name", ["ptxas", "ptxas-blackwell"])
+def test_the_assembler_is_the_one_that_triton_calls(tmp_path, name):
+    """Whatever its name, with its version and its report; other commands pass by."""
+    tool = tmp_path / name
+    tool.write_text("#!/bin/sh\necho Cuda, release 13.1, V13.1.0; echo report >&2\n")
+    tool.chmod(0o755)
+    with assembler() as called:
+        subprocess.run([sys.executable, "-c", "0"], check=True)
+        assert called == {}
+        with (tmp_path / "log").open("w") as log:
+            subprocess.run([tool, "-v", "kernel.ptx"], check=True, stderr=log)
+    assert called == {"report": "report\n", "name": f"{name} 13.1"}
+
+
+# What this GPU can't do, by name, with a tensor that says that it lies there.
+ON_A_T4 = """
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from attnlib.flash import BACKENDS
+from attnlib.flash_triton import attention
+
+attention.capability_of = lambda tensor: CAPABILITY
+torch.cuda.get_device_capability = lambda device: divmod(CAPABILITY, 10)
+
+
+def there(dtype, width):
+    shape = (8, width)
+    return SimpleNamespace(is_cuda=True, device="cuda", dtype=dtype, shape=shape)
+
+
+for dtype in (torch.float16, torch.float32, torch.bfloat16):
+    tensor = there(dtype, 128)
+    suits = BACKENDS["triton"].suits(tensor, tensor, tensor, None, False)
+    print(suits, attention.refusal(tensor, tensor, None))
+half, wide = there(torch.float16, 64), there(torch.float16, 129)
+print(attention.refusal(half, wide, None))
+with patch.object(triton, "__version__", "3.3.1"):
+    print(attention.refusal(half, half, None))
+"""
+
+
+def test_what_a_t4_takes():
+    """16 and 32 bits, but no bfloat16; never by itself."""
+    found = run("-c", STAND_IN + ON_A_T4, "75")
+    tiles = 'on a GPU of compute capability 7.5; backend="torch" has tiles for all'
+    assert found == [
+        "False None",
+        "False None",
+        f"False query: expected float16 or float32, got torch.bfloat16 {tiles}",
+        f"value: expected at most 128 features, got shape (8, 129) {tiles}",
+        f"expected triton 3.4 or newer {tiles}, got 3.3.1",
+    ]
+    expected = "query: expected a GPU of compute capability 7.5 or higher, got (7, 0)"
+    found = run("-c", STAND_IN + ON_A_T4, "70")
+    assert found[0] == f"False {expected}" and expected in found[3]
+    found = run("-c", STAND_IN + ON_A_T4, "80")
+    assert found[:4] == ["True None"] * 3 + ["None"]
+
+
+def test_tiles_for_a_t4():
+    """Of its own for either dtype, where it takes the width; those of 8.0 are others."""
+    for kernel, dim in itertools.product(KERNELS, (1, 64, 65, 128)):
+        limit = 64 if dim <= 64 else 128
+        for dtype in (torch.float16, torch.float32):
+            chosen = choose_setting(kernel, dim, dtype, 75)
+            assert chosen == SETTINGS[75, kernel, limit]
+        assert chosen != choose_setting(kernel, dim, torch.float16, 80)
