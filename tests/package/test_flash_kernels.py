@@ -24,9 +24,10 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton found", allow_module_level=True)
 
 sys.path.insert(0, str(BENCHMARKS))
+from flash_gpu import GPU, as_table, candidates, why_not  # noqa: E402
 from flash_kernels import KERNELS, Case, assembler, cases, resources  # noqa: E402
 
-from attnlib.flash_triton import SETTINGS, choose_setting  # noqa: E402
+from attnlib.flash_triton import SETTINGS, Setting, choose_setting  # noqa: E402
 
 # Bytes of shared memory that one program may have. The table's settings for 80 serve 86,
 # 89 and 120 too, which have 99 KB: that is the limit to keep. 80 itself has 163 KB.
@@ -170,6 +171,7 @@ def test_the_record_is_up_to_date(rows, capability):
 # Goes through a launch up to the GPU. A stand-in says that there is one; Triton then finds
 # types and constants by itself.
 STAND_IN = """
+import os
 import sys
 
 import torch
@@ -180,6 +182,7 @@ from triton.runtime import driver
 from attnlib.flash_triton import launch
 
 CAPABILITY = int(sys.argv[1])
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"  # a later Triton's default
 
 
 class NoGPU:
@@ -404,3 +407,64 @@ def test_tiles_for_a_t4():
             chosen = choose_setting(kernel, dim, dtype, 75)
             assert chosen == SETTINGS[75, kernel, limit]
         assert chosen != choose_setting(kernel, dim, torch.float16, 80)
+
+
+HALF, WIDE = torch.float16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kernel", "setting", "dtype", "capability", "words"),
+    [
+        ("forward", (128, 128, 8, 2), HALF, 90, None),  # 128 · 256 / 256 = 128 registers
+        ("forward", (128, 128, 4, 2), HALF, 90, "at least 256 registers"),
+        ("query_gradient", (128, 128, 4, 2), HALF, 90, "at least 256 registers"),
+        ("key_value_gradient", (32, 64, 4, 2), HALF, 90, None),
+        ("key_value_gradient", (64, 128, 4, 2), HALF, 90, "at least 320 registers"),
+        ("forward", (64, 64, 8, 4), HALF, 80, None),  # 3 · 64 · 512 bytes
+        ("forward", (64, 64, 8, 5), HALF, 80, "at least 131072 bytes"),
+        ("forward", (64, 64, 8, 1), WIDE, 80, None),
+        ("forward", (64, 64, 8, 2), WIDE, 80, "stages are for tensor cores"),
+        ("forward", (64, 64, 4, 1), WIDE, 80, "8192 multiply-adds a thread"),
+        ("forward", (64, 64, 8, 2), HALF, 75, "stages are for tensor cores"),
+    ],
+)
+def test_what_cannot_fit_is_not_tried(kernel, setting, dtype, capability, words):
+    """Numbers by hand, for 128 features; a setting that may fit is never left out."""
+    gpu = GPU(capability, 228 * 1024 if capability == 90 else 99 * 1024)
+    found = why_not(kernel, Setting(*setting), 128, dtype, gpu)
+    assert found is None if words is None else found.startswith(words)
+
+
+def test_the_table_is_among_what_is_tried():
+    """All its settings, on the GPU that they are for."""
+    for (capability, kernel, dim), setting in SETTINGS.items():
+        gpu = GPU(capability, SHARED_LIMIT[capability])
+        tried, refused = candidates(kernel, dim, HALF, gpu)
+        assert setting in tried, (capability, kernel, dim, refused.get(setting))
+        assert len(tried) + len(refused) == 4 * 4 * 2 * 4
+        assert why_not(kernel, setting, dim, HALF, gpu) is None
+
+
+def test_tuning_writes_the_table():
+    """Lines of settings.py: the least time, of all kernels together for float32."""
+    rows = [
+        {"kernel": kernel, "dim": 64, "dtype": dtype, "ms": ms}
+        for kernel, dtype, ms in (
+            ("forward", "float16", [[64, 32, 4, 2, 1.5], [32, 32, 4, 1, 1.0]]),
+            ("query_gradient", "float16", []),  # nothing ran
+            ("forward", "float32", [[16, 16, 4, 1, 1.0], [32, 32, 4, 1, 2.0]]),
+            ("query_gradient", "float32", [[16, 16, 4, 1, 5.0], [32, 32, 4, 1, 2.0]]),
+        )
+    ]
+    lines = ["SETTINGS", '    (90, "forward", 64): Setting(32, 32, 4, 1),']
+    lines += ["SETTINGS_FLOAT32", "    64: Setting(32, 32, 4, 1),"]
+    assert as_table(rows, 90).splitlines() == lines
+    entries = eval("{" + lines[1] + "}", {"Setting": Setting})
+    assert entries == {(90, "forward", 64): Setting(32, 32, 4, 1)}
+    old = as_table(rows, 75).splitlines()  # there float32 has the settings of float16
+    assert old == [
+        "SETTINGS",
+        '    (75, "forward", 64): Setting(32, 32, 4, 1),',
+        '    (75, "query_gradient", 64): Setting(32, 32, 4, 1),',
+        "SETTINGS_FLOAT32",
+    ]
