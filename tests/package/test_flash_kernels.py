@@ -468,3 +468,31 @@ def test_tuning_writes_the_table():
         '    (75, "query_gradient", 64): Setting(32, 32, 4, 1),',
         "SETTINGS_FLOAT32",
     ]
+
+
+HOPPER = BENCHMARKS / "flash_hopper.py"
+
+
+def test_what_hopper_brings_is_right():
+    """Descriptors, roles and persistent programs give the same, in the interpreter."""
+    found = run(HOPPER, "--dry-run")
+    assert len(set(found)) == 8 and all(line.startswith("agrees: ") for line in found)
+
+
+def test_what_hopper_brings_is_recorded(capability):
+    """What Triton makes of it, and what it refuses; the page shows these numbers."""
+    import triton
+
+    record = json.loads((BENCHMARKS / "results/flash_hopper.json").read_text("utf-8"))
+    assert record["triton"] == triton.__version__
+    for row in record["kernels"]:
+        if "refused" not in row:
+            product = "wgmma" if row["capability"] == 90 else "tcgen05"
+            assert row[product] > 0 and (row["bulk"] > 0) == row["descriptors"]
+            assert (row["async"] > 0) != row["descriptors"]
+    if capability:
+        pytest.skip("--thorough compiles them")
+    for capability in (90, 100):
+        rows = [row for row in record["kernels"] if row["capability"] == capability]
+        found = [json.loads(line) for line in run(HOPPER, "--json", str(capability))]
+        assert found == rows

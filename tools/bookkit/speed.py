@@ -1,6 +1,8 @@
-"""Write the tables of speed in book/engineers.md from the records in benchmarks/results.
+"""Write the tables of speed into pages of the book, from the records in benchmarks/results.
 
-They stand between `<!-- speed -->` and `<!-- /speed -->`.
+Those of book/engineers.md stand between `<!-- speed -->` and `<!-- /speed -->`. What is
+compiled for Hopper stands between `<!-- hopper -->` and `<!-- /hopper -->`, in a text cell
+of whichever chapter has these lines.
 """
 
 import json
@@ -11,10 +13,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit import speed_tables
-from bookkit.chapters import BookError, parser, run, write_text
+from bookkit.chapters import BookError, parser, read_chapters, run, write_text
 from bookkit.speed_tables import Record
 
-BLOCK = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
+
+def filled(old: str, name: str, text: str) -> tuple[str, int]:
+    """A page with this text between its two marks, and how often it has them."""
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return block.subn(lambda m: f"{m[1]}\n{text}\n{m[2]}", old)
+
+
+def pages(root: Path, tables: dict[str, str]) -> dict[Path, str]:
+    """Every page that has a table, as it should be."""
+    path, found = root / "book" / "engineers.md", {}
+    found[path], count = filled(path.read_text(encoding="utf-8"), "speed", tables["speed"])
+    if count != 1:
+        raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
+    for chapter in read_chapters(root):
+        for cell in chapter.text_cells:
+            cell.source, count = filled(cell.source, "hopper", tables["hopper"])
+            if count:
+                found[chapter.path] = chapter.text
+    return found
 
 
 def main() -> int:
@@ -46,16 +66,17 @@ def main() -> int:
         speed_tables.memory(flash),
         speed_tables.machines(multi_head, norm, flash, choice, model, masked),
     ]
-    path: Path = args.root / "book" / "engineers.md"
-    old = path.read_text(encoding="utf-8")
-    new, count = BLOCK.subn(lambda m: m[1] + "\n" + "\n".join(parts) + "\n" + m[2], old)
-    if count != 1:
-        raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
-    if new != old:
+    tables = {
+        "speed": "\n".join(parts),
+        "hopper": speed_tables.hopper(record("flash_hopper")),
+    }
+    for path, new in pages(args.root, tables).items():
+        if new == path.read_text(encoding="utf-8"):
+            continue
         if args.check:
-            raise BookError("book/engineers.md is out of date; run python tools speed")
+            raise BookError(f"book/{path.name} is out of date; run python tools speed")
         write_text(path, new)
-        print("book/engineers.md: written")
+        print(f"book/{path.name}: written")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The tables of speed in book/engineers.md, each from its record in benchmarks/results.
+"""The tables of speed in the book, each from its record in benchmarks/results.
 
 A ratio is a time of attnlib over that of PyTorch: above 1, attnlib is slower.
 """
@@ -95,3 +95,34 @@ def memory(record: Record) -> str:
         f"the tiles, {mib['sdpa']} MiB for `F.scaled_dot_product_attention`, "
         f"{mib['plain']} MiB for `ScaledDotProductAttention`, which forms the weights.\n"
     )
+
+
+def hopper(record: Record) -> str:
+    """The forward kernel for 128 features: addresses or descriptors, warps alike or not."""
+    counted = ("async", "bulk", "barrier_wait", "barrier")
+    seen, rows = {}, []
+    for row in record["kernels"]:
+        if row["dim"] != 128 or row["persistent"]:
+            continue
+        by = "descriptors" if row["descriptors"] else "addresses"
+        case = (row["capability"], row["warps"], by)
+        found = [row.get(name) for name in ("threads", "registers", "shared", *counted)]
+        roles = "with roles" if row["specialized"] else "alike"
+        cells = [f"{case[0] / 10}", f"{case[1]} {roles}", by]
+        if "refused" in row or seen.get(case) == found:
+            cells += ["refused" if "refused" in row else "as alike", *[""] * 7]
+        else:
+            shares = row["register_shares"]
+            spilled, kept = row["spill_stores"] + row["spill_loads"], row["shared"] / 1024
+            registers = f"{row['registers']}"
+            if shares:
+                registers += f" ({shares[0]} to {shares[-1]})"
+            cells += [f"{row['threads']}", registers, f"{spilled}", f"{kept:.0f}"]
+            cells += (f"{row[name]}" for name in counted)
+        seen[case] = found
+        rows.append(cells)
+    head = (
+        "GPU | warps | blocks by | threads | registers | spilled | KB | "
+        "copies of 16 bytes | of blocks | waits | barriers"
+    )
+    return table(head, rows, texts=3)
