@@ -287,8 +287,9 @@ class GPU(NamedTuple):
         if DRY:
             return cls(0, 8192)
         major, minor = torch.cuda.get_device_capability()
-        properties = torch.cuda.get_device_properties("cuda")
-        return cls(10 * major + minor, properties.shared_memory_per_block_optin)
+        asked = triton.runtime.driver.active.utils.get_device_properties
+        found = asked(torch.cuda.current_device())
+        return cls(10 * major + minor, found["max_shared_mem"])
 
 
 def why_not(
