@@ -300,7 +300,7 @@ def why_not(
     Counted is the least: what must be held, without addresses or a second copy.
     """
     r, c, warps, stages = setting
-    by_keys = kernel != "forward" and kernel != "query_gradient"
+    by_keys = kernel in ("key_value_gradient", "all_gradients")
     held = c * (r + 2 * dim) if by_keys else r * (c + dim)
     if held / (32 * warps) > REGISTERS:
         return f"at least {held // (32 * warps)} registers a thread"
@@ -339,7 +339,7 @@ def kernel_call(kernel: Kernel, dim: int, dtype: torch.dtype) -> Callable[[], li
         return lambda: [launch.run_forward(*inputs, *rest)[0]]
     output, lse = launch.run_forward(*inputs, *rest)
     numbers = launch.run_statistics(output, grad_output, lse, torch.zeros_like(lse))
-    needed = (True, False) if kernel == "query_gradient" else (False, True)
+    needed = (kernel != "key_value_gradient", kernel != "query_gradient")
 
     def backward() -> list[Tensor]:
         found = launch.run_backward(*inputs, grad_output, numbers, *rest, needed)
