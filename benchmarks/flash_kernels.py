@@ -162,13 +162,9 @@ def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
             boolean = name == "mask" and case.mask == "boolean"
             sums = name == "grad_query" and kernel.arg_names[-1] == "WITH_QUERY"
             pointer = "*u8" if boolean else "*fp32" if sums else f"*{case.dtype}"
-            nowhere = sums and not constants["WITH_QUERY"]  # its rows are of one number
-            row = "constexpr" if nowhere else "i32"
-            signature[name] = Heads(pointer, "i32", "i32", row, "constexpr")
-            ones = (3, 4) if nowhere else (4,)
-            known.update({(index, place): 1 for place in ones})
-            places = range(min(ones))
-            attributes.update({(index, place): DIVISIBLE for place in places})
+            signature[name] = Heads(pointer, "i32", "i32", "i32", "constexpr")
+            known[(index, 4)] = 1
+            attributes.update({(index, place): DIVISIBLE for place in range(4)})
     # As every launch says it, attnlib.flash_triton.launch.
     options["enable_fp_fusion"] = case.fused
     return ASTSource(kernel, signature, known, attributes), options
