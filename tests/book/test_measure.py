@@ -12,6 +12,8 @@ from bookkit.chapters import read_chapters
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCH = "measure = False  #"
+# GFLOPs a second, and µs for a billion scores, even of a busy machine or an interpreter
+PLAUSIBLE = {"14": (1e-5, 1e4), "15": (1e2, 1e13)}
 CHAPTERS = [
     chapter
     for chapter in read_chapters(ROOT)
@@ -54,7 +56,7 @@ print(json.dumps({{line.get_label(): line.get_xydata().tolist() for line in axes
 
 
 def test_chapters_have_such_cells():
-    assert [chapter.key for chapter in CHAPTERS] == ["14"]
+    assert [chapter.key for chapter in CHAPTERS] == list(PLAUSIBLE)
 
 
 @each_chapter
@@ -70,6 +72,8 @@ def test_nothing_is_measured_in_the_book(chapter):
 
 @each_chapter
 def test_it_measures(chapter):
+    if chapter.key == "15":
+        pytest.importorskip("triton")
     program = [sys.executable, "-c", PROGRAM.format(switch=SWITCH), chapter.name]
     done = subprocess.run(
         program, cwd=ROOT / "tools", capture_output=True, encoding="utf-8"
@@ -77,8 +81,8 @@ def test_it_measures(chapter):
     assert done.returncode == 0, done.stderr
     *told, lines = done.stdout.splitlines()
     assert [row.split()[0] for row in told[-2:]] == ["16", "32"]  # the progress
-    drawn = json.loads(lines)
+    drawn, (least, most) = json.loads(lines), PLAUSIBLE[chapter.key]
     assert len(drawn) == 3
     for points in drawn.values():
         assert [tokens for tokens, _ in points] == [16, 32]
-        assert all(1e-5 < speed < 1e4 for _, speed in points)  # a time was taken
+        assert all(least < number < most for _, number in points)
