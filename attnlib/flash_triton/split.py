@@ -220,7 +220,7 @@ def run_split(
     return output, lse
 
 
-def refuse_bad_groups(
+def refuse_bad_heads(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
 ) -> None:
     """As `refuse_bad_inputs`; with `enable_gqa`, keys and values may have fewer heads.
@@ -230,13 +230,14 @@ def refuse_bad_groups(
 
     Source: appendix E, eq-group-rows.
     """
-    tensors = [x for x in (query, key, value) if isinstance(x, Tensor) and x.dim() > 2]
-    if not enable_gqa or len(tensors) < 3:
-        return refuse_bad_inputs(query, key, value, mask)
+    tensors = all(isinstance(x, Tensor) and x.dim() > 2 for x in (query, key, value))
+    if not enable_gqa or not tensors:
+        refuse_bad_inputs(query, key, value, mask)
+        return
     heads, shared = query.shape[-3], key.shape[-3]
-    if shared == 0 or heads % shared:
-        expected = f"key: expected a number of heads that divides the query's {heads}"
-        raise ValueError(f"{expected}, got shape {tuple(key.shape)}")
+    if shared == 0 or heads % shared != 0:
+        expected = f"key: expected a number of heads that divides {heads}, that of query"
+        raise ValueError(f"{expected}, got {shared}")
     refuse_bad_inputs(query[..., :shared, :, :], key, value)
     if mask is not None:
         refuse_bad_mask(mask, query, keys=key.shape[-2])
@@ -305,7 +306,7 @@ def flash_decoding_triton(
     Source: appendix E, eq-split-merge, eq-split-range, eq-group-rows.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    refuse_bad_groups(query, key, value, mask, enable_gqa)
+    refuse_bad_heads(query, key, value, mask, enable_gqa)
     refuse_gradients(query=query, key=key, value=value, mask=mask)
     if error := refusal(query, value, mask):
         raise error

@@ -155,7 +155,7 @@ def test_what_requires_a_gradient_is_refused(name):
             assert not flash_decoding_triton(**given).requires_grad
 
 
-DIVIDES = "^key: expected a number of heads that divides the query's 4, got shape"
+DIVIDES = "^key: expected a number of heads that divides 4, that of query, got [03]$"
 
 
 def call(heads, **options):
