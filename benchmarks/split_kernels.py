@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from flash_kernels import TENSOR_CORE, assembler, resources
+from flash_kernels import TENSOR_CORE, resources
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
 from attnlib.flash_triton import split
@@ -77,7 +78,7 @@ def assembled(ptx: str, capability: int) -> dict[str, int | bool]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
-        command = [assembler(capability), "-v", f"--gpu-name={architecture}"]
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name={architecture}"]
         command += [str(file), "-o", str(Path(folder) / "kernel.cubin")]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return resources(done.stderr + done.stdout)
