@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnlib.checks import as_autocast, refuse_bad_inputs, refuse_bad_mask
-from attnlib.flash_triton.attention import refusal, with_unit_stride
+from attnlib.checks import as_autocast
+from attnlib.flash_triton.attention import refusal, refuse_bad_heads, with_unit_stride
 from attnlib.flash_triton.blocks import Heads, heads_of, load_block, matrix_of, tl, triton
 from attnlib.flash_triton.launch import interpreted, launch, padded
 from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale
@@ -217,29 +217,6 @@ def run_split(
         SPLITS=triton.next_power_of_2(splits), STEP=16,
     )  # fmt: skip
     return output, lse
-
-
-def refuse_bad_heads(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
-) -> None:
-    """As `refuse_bad_inputs`; with `enable_gqa`, keys and values may have fewer heads.
-
-    Raises:
-        TypeError, ValueError: as there, or heads that do not divide those of the query.
-
-    Source: appendix E, eq-group-rows.
-    """
-    tensors = all(isinstance(x, Tensor) and x.dim() > 2 for x in (query, key, value))
-    if not enable_gqa or not tensors:
-        refuse_bad_inputs(query, key, value, mask)
-        return
-    heads, shared = query.shape[-3], key.shape[-3]
-    if shared == 0 or heads % shared != 0:
-        expected = f"key: expected a number of heads that divides {heads}, that of query"
-        raise ValueError(f"{expected}, got {shared}")
-    refuse_bad_inputs(query[..., :shared, :, :], key, value)
-    if mask is not None:
-        refuse_bad_mask(mask, query, keys=key.shape[-2])
 
 
 def refuse_gradients(**tensors: Tensor | None) -> None:
