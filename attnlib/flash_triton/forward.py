@@ -86,16 +86,13 @@ def forward_kernel(
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Output and log-sum-exp of one block of queries of one head.
-
-    GROUP heads of queries share one of keys and values.
+    """Output and log-sum-exp of a block of queries; GROUP heads share keys and values.
 
     Source: chapter 15, eq-grid, eq-key-range; chapter 13, eq-lse.
     """
     blocks = tl.cdiv(queries, BLOCK_Q)
     index, turn = place_of(tl.program_id(0), blocks, together)
-    # Late queries first: under a causal mask they take longest, and what starts last
-    # should be short.
+    # Late queries first: causal ones take longest, and what starts last should be short.
     start = (blocks - 1 - turn) * BLOCK_Q
     query = matrix_of(query, index, heads, queries, D_K)
     key = matrix_of(key, index // GROUP, heads // GROUP, keys, D_K)

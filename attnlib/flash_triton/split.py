@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlib.checks import as_autocast
 from attnlib.flash_triton.attention import refusal, refuse_bad_heads, with_unit_stride
 from attnlib.flash_triton.blocks import Heads, heads_of, load_block, matrix_of, tl, triton
-from attnlib.flash_triton.launch import interpreted, launch, padded
+from attnlib.flash_triton.launch import capability_of, interpreted, launch, padded
 from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale
 from attnlib.fused import four_dimensional
 
@@ -286,6 +286,8 @@ def flash_decoding_triton(
     refuse_gradients(query=query, key=key, value=value, mask=mask)
     if error := refusal(query, value, mask):
         raise error
+    if not interpreted() and capability_of(query) < 80:
+        raise RuntimeError("query: expected a GPU of compute capability 8.0 or higher")
     if splits is not None and splits < 1:
         raise ValueError(f"splits: expected at least 1, got {splits}")
     leading, dtype = query.shape[:-2], query.dtype

@@ -198,3 +198,16 @@ def test_autocast_and_inputs_that_stay():
         assert flash_decoding_triton(query, key, value).dtype == torch.bfloat16
     flash_decoding_triton(query, key, value, scale=-1.0, causal=True)
     assert all(map(torch.equal, kept, (query, key, value)))
+
+
+def test_a_gpu_without_these_kernels_is_refused(monkeypatch):
+    from attnlib.flash_triton import split
+
+    monkeypatch.setattr(split, "refusal", lambda *inputs: None)
+    monkeypatch.setattr(split, "interpreted", lambda: False)
+    monkeypatch.setattr(split, "capability_of", lambda tensor: 75)
+    x = torch.randn(1, 2, 16)
+    with pytest.raises(
+        RuntimeError, match=r"query: expected a GPU of compute capability 8"
+    ):
+        split.flash_decoding_triton(x, x, x)
