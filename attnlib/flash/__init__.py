@@ -11,7 +11,6 @@ from attnlib.flash.attention import (
     FlashAttention,
     flash_attention,
     fused_suits,
-    tiles_win,
 )
 from attnlib.flash.operators import (
     NAMESPACE,
@@ -40,7 +39,6 @@ from attnlib.flash.tiles import (
     block_sizes,
     clearly_faster,
     fastest,
-    find_fastest,
     linear_for,
     mask_tile,
     onednn_linear,
@@ -57,7 +55,6 @@ __all__ = [
     "onednn_linear",
     "clearly_faster",
     "fastest",
-    "find_fastest",
     "block_sizes",
     "row_blocks",
     "visible_tiles",
@@ -86,7 +83,6 @@ __all__ = [
     # The function and the class
     "flash_attention",
     "Backend",
-    "tiles_win",
     "fused_suits",
     "BACKENDS",
     "FASTEST",

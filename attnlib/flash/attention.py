@@ -15,7 +15,7 @@ from torch import Tensor
 from attnlib.base import BaseAttention
 from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag
 from attnlib.flash.operators import FlashFunction, flash_forward
-from attnlib.flash.tiles import BlockSize, block_sizes, fastest
+from attnlib.flash.tiles import BlockSize, block_sizes
 from attnlib.fused import attend_fused
 from attnlib.masks import Mask
 
@@ -92,24 +92,10 @@ class Backend(NamedTuple):
     suits: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], bool]
 
 
-def tiles_win(query: Tensor, key: Tensor) -> bool:
-    """Whether the tiles are faster than PyTorch's function, and form as little.
-
-    So they are for many tokens, where a CPU has a faster library for their products than
-    the one that PyTorch's function takes.
-
-    Source: chapter 14; benchmarks/results/backends.json.
-    """
-    if torch.compiler.is_compiling() or query.device.type != "cpu":
-        return False
-    long = min(query.shape[-2], key.shape[-2]) >= 1024
-    return long and query.dtype == torch.float32 and fastest().linear is not None
-
-
 def fused_suits(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
 ) -> bool:
-    """Whether PyTorch's function computes it without an N × M matrix, and no slower.
+    """Whether PyTorch's function computes it without an N × M matrix.
 
     It forms the weights where keys and values differ in width or a mask needs a gradient,
     and on a GPU in float64. A causal mask must be formed beside another one, or where the
@@ -122,15 +108,16 @@ def fused_suits(
     if query.shape[-1] != value.shape[-1] or (mask is not None and mask.requires_grad):
         return False
     square = query.shape[-2] == key.shape[-2] or query.shape[-2] == 1
-    return (not causal or (mask is None and square)) and not tiles_win(query, key)
+    return not causal or (mask is None and square)
 
 
 BACKENDS = {
     "torch": Backend(flash_attention, lambda *inputs: True),
     "fused": Backend(attend_fused, fused_suits),
 }
-# What "auto" asks, in this order. On a CPU PyTorch's function is the fastest, unless
-# `tiles_win` (benchmarks/results/backends.json); on a GPU no record compares the kernels.
+# What "auto" asks, in this order. On a CPU PyTorch's function is as fast as the tiles for
+# thousands of tokens and faster for few (benchmarks/results/backends.json); on a GPU no
+# record compares the kernels yet.
 FASTEST = ("fused", "triton", "torch")
 
 
@@ -186,10 +173,9 @@ class FlashAttention(BaseAttention):
         refuse_bad_inputs(query, key, value, mask)
         backend = self.backend if self.block_size is None else "torch"
         if backend == "auto":
-            for backend in FASTEST:
-                made = BACKENDS.get(backend)
-                if made and made.suits(query, key, value, mask, self.causal):
-                    break
+            inputs = (query, key, value, mask, self.causal)
+            fit = (name for name in FASTEST if name in BACKENDS)
+            backend = next(name for name in fit if BACKENDS[name].suits(*inputs))
         options = {"causal": self.causal, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size

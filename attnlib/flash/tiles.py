@@ -4,13 +4,11 @@
 Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).
 """
 
-import contextlib
 import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -63,24 +61,13 @@ def clearly_faster(one: Callable[[], object], other: Callable[[], object]) -> bo
 def fastest() -> Fastest:
     """Measures it, in a few milliseconds, once in a process: each call has the same bits.
 
-    In a thread of its own, so that nothing that watches or counts operations sees it.
-
-    Source: chapter 14, eq-exp2.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(find_fastest).result()
-
-
-def find_fastest() -> Fastest:
-    """Times e^x beside 2^x, and one library's products beside another's.
-
     Source: chapter 14, eq-exp2.
     """
     shapes = ((256, 256), (256, 256), (256, 64))
     x, p, q = (torch.ones(s, dtype=torch.float32, device="cpu") for s in shapes)
     linear = None
-    with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # not every PyTorch
-        by_linear = functools.partial(onednn_linear, q, q)  # has it, or takes it so
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # not in every build of PyTorch
+        by_linear = functools.partial(onednn_linear, q, q)
         if clearly_faster(by_linear, lambda: torch.mm(q, q.T, out=p)):
             linear = onednn_linear
     if clearly_faster(lambda: torch.exp(x, out=p), lambda: torch.exp2(x, out=p)):
