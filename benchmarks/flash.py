@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import torch
 from paired import time_in_turn, write_record
@@ -24,13 +23,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlib import ScaledDotProductAttention, flash_attention, online_attention
-from attnlib.flash import LOG2E, fastest, onednn_linear, product, row_blocks, tiles
+from attnlib.flash import LOG2E, product, row_blocks
 
 FEATURES = 64
 SHAPES = ((8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of one head, for the memory
 LONGEST_NAIVE = 16384  # its scores take 1 GiB there
-PARTS = ("roof", "powers", "fresh", "limit", "steps", "many", "speed", "lengths")
+PARTS = ("roof", "powers", "fresh", "steps", "many", "speed", "lengths")
 
 
 def inputs(heads: int, tokens: int, gradient: bool = False) -> list[Tensor]:
@@ -171,39 +170,6 @@ def in_place(
     return output
 
 
-def by_bmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The package's tiles, with every product by `torch.bmm`."""
-    way = fastest()._replace(linear=None)
-    with mock.patch.object(tiles, "fastest", lambda: way):
-        return flash_attention(q, k, v)
-
-
-def limit(heads: int, tokens: int, rounds: int) -> dict[str, object]:
-    """The parts of a tile alone, as often as they are needed, over PyTorch's function."""
-    q, k, v = inputs(heads, tokens)
-    rows, keys, u = (torch.randn(512, FEATURES) for _ in range(3))
-    scores, s = (torch.randn(512, 512) for _ in range(2))
-    often = range(heads * (tokens // 512) ** 2)
-
-    def by(
-        first: Callable[[], object], second: Callable[[], object]
-    ) -> Callable[[], object]:
-        return lambda: [(first(), second()) for _ in often]
-
-    calls = {
-        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v),
-        "products, bmm": by(
-            lambda: torch.mm(rows, keys.T, out=s), lambda: torch.mm(s, keys, out=u)
-        ),
-        "products, oneDNN": by(
-            lambda: onednn_linear(rows, keys), lambda: onednn_linear(s, keys.T)
-        ),
-        "exp": by(lambda: torch.exp(scores, out=s), lambda: None),
-        "exp2": by(lambda: torch.exp2(scores, out=s), lambda: None),
-    }
-    return {"heads": heads, "tokens": tokens, **on_one_thread(calls, rounds)}
-
-
 def steps(heads: int, tokens: int, rounds: int) -> list[dict[str, object]]:
     """The ratio to PyTorch's function after each step, not causal, on one thread."""
     q, k, v = inputs(heads, tokens)
@@ -217,8 +183,7 @@ def steps(heads: int, tokens: int, rounds: int) -> list[dict[str, object]]:
         "powers of two": lambda: running(q, k, v, size, scaled=True, base_2=True),
         "one buffer": lambda: in_place(q, k, v, size, bounded=False),
         "no maximum": lambda: in_place(q, k, v, size, bounded=True),
-        "one head at a time": lambda: by_bmm(q, k, v),
-        "the faster library": lambda: flash_attention(q, k, v),
+        "tile sizes": lambda: flash_attention(q, k, v),
     }
     found = on_one_thread(calls, rounds)
     return [{"step": name, "ratio": found[name]} for name in list(calls)[1:]]
@@ -352,7 +317,6 @@ def main() -> None:
         "roof": lambda: roof(rounds),
         "powers": lambda: powers(rounds),
         "fresh": lambda: [fresh(tokens, rounds) for tokens in (1024, LONGEST_NAIVE)],
-        "limit": lambda: limit(8, 2048, rounds),
         "steps": lambda: steps(8, 2048, 3 * rounds),
         "many": lambda: many(192, 512, 2 * rounds),
         "speed": lambda: speed(rounds),

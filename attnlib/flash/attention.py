@@ -69,7 +69,7 @@ def flash_attention(
     refuse_bad_inputs(query, key, value, mask)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if block_size is not None:
-        block_size = list(block_sizes(block_size, queries=1, causal=causal))
+        block_size = list(block_sizes(block_size, matrices=1, queries=1, causal=causal))
     # A graph takes the operator, which has the same gradient; torch.func the Function.
     attend = flash_forward if torch.compiler.is_compiling() else FlashFunction.apply
     output, lse, *_ = attend(query, key, value, mask, causal, scale, block_size)
@@ -154,7 +154,7 @@ class FlashAttention(BaseAttention):
         if backend not in ("auto", *BACKENDS):
             expected = ", ".join(map(repr, ("auto", *BACKENDS)))
             raise ValueError(f"backend: expected one of {expected}, got {backend!r}")
-        block_sizes(block_size, queries=1, causal=causal)
+        block_sizes(block_size, matrices=1, queries=1, causal=causal)
         if block_size is not None and backend not in ("auto", "torch"):
             expected = f"expected None, since {backend!r} chooses its own tiles"
             raise ValueError(f"block_size: {expected}, got {block_size!r}")

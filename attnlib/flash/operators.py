@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 from torch.utils.flop_counter import register_flop_formula
 
-from attnlib.flash.tiles import TiledAttention, mask_tile, row_blocks
+from attnlib.flash.tiles import TiledAttention, block_sizes, mask_tile, row_blocks
 from attnlib.masks import apply_mask, causal_mask
 
 # An operator of a notebook must not take the place of the package's.
@@ -236,10 +236,11 @@ class FlashGradients(Function):
                 "mask: expected one that needs no gradient where a gradient is "
                 "differentiated again; ScaledDotProductAttention can do both"
             )
-        queries = query.shape[-2]
+        matrices, queries = math.prod(query.shape[:-2]), query.shape[-2]
+        sizes = block_size or block_sizes(None, matrices, queries, causal)
         of_rows: list[tuple[Tensor, ...]] = []
         of_keys = [torch.zeros_like(x) for x in (key, value)]
-        for rows in row_blocks(queries, block_size[0] if block_size else 128):
+        for rows in row_blocks(queries, sizes[0]):
             part = None if mask is None else mask_tile(mask, rows, slice(None))
             seen = plain_rows(part, rows, queries, causal, scale)
             here = (query[..., rows, :], key, value)
