@@ -92,8 +92,7 @@ def forward_kernel(
     """
     blocks = tl.cdiv(queries, BLOCK_Q)
     index, turn = place_of(tl.program_id(0), blocks, together)
-    # Late queries first: causal ones take longest, and what starts last should be short.
-    start = (blocks - 1 - turn) * BLOCK_Q
+    start = (blocks - 1 - turn) * BLOCK_Q  # late first: what starts last should be short
     query = matrix_of(query, index, heads, queries, D_K)
     key = matrix_of(key, index // GROUP, heads // GROUP, keys, D_K)
     value = matrix_of(value, index // GROUP, heads // GROUP, keys, D_V)

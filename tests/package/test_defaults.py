@@ -37,6 +37,10 @@ DEFAULTS = {
     "flash_triton.attention.flash_attention_triton": {
         **{"causal": False, "return_lse": False, "enable_gqa": False},
     },
+    "flash_triton.attention.old_triton": {"where": ""},
+    "flash_triton.split.flash_decoding_triton": {
+        **{"causal": False, "enable_gqa": False, "return_lse": False},
+    },
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
     "multi_head.MultiHeadAttention.forward": {"need_weights": True},
