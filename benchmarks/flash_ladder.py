@@ -134,7 +134,7 @@ def compiled(step: Step) -> tuple[int, str]:
     kernel = triton.compile(
         ASTSource(step_kernel, signature, known, attributes),
         target=GPUTarget("cuda", CAPABILITY, 32),
-        options={"num_warps": WARPS, "num_stages": step.stages},
+        options={"num_warps": WARPS, "num_stages": step.stages, "enable_fp_fusion": True},
     )
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:

@@ -258,6 +258,26 @@ def refuse_bad_heads(
         refuse_bad_mask(mask, query, keys=key.shape[-2])
 
 
+def prepare(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, float]:
+    """Query, key, value and mask with four dimensions, and a positive scale.
+
+    Source: chapter 15, eq-strides, eq-raw-maximum.
+    """
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    if scale <= 0:  # the maximum is taken before the scale: only right if positive
+        query, scale = query * scale, 1.0
+    if query.dtype == torch.bfloat16 and interpreted():  # whose products of it are wrong
+        query, key, value = query.float(), key.float(), value.float()
+    if mask is not None:
+        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+        shape = (*query.shape[:-1], key.shape[-2])
+        mask = four_dimensional(mask.expand(shape))
+    q, k, v = (with_unit_stride(four_dimensional(x)) for x in (query, key, value))
+    return q, k, v, mask, scale
+
+
 def flash_attention_triton(
     query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*shared keys d_k"],
@@ -317,18 +337,10 @@ def flash_attention_triton(
     if error := refusal(query, value, mask):
         raise error
     leading, dtype = query.shape[:-2], query.dtype
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    if scale <= 0:  # the maximum is taken before the scale: only right if positive
-        query, scale = query * scale, 1.0
-    if dtype == torch.bfloat16 and interpreted():  # whose bfloat16 products are wrong
-        query, key, value = query.float(), key.float(), value.float()
-    if mask is not None:
-        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        mask = four_dimensional(mask.expand(*leading, query.shape[-2], key.shape[-2]))
-    inputs = [with_unit_stride(four_dimensional(tensor)) for tensor in (query, key, value)]
+    *inputs, scale = prepare(query, key, value, mask, scale)
     # A graph takes the operator, which has the same gradient; torch.func the Function.
     attend = triton_forward if torch.compiler.is_compiling() else TritonFunction.apply
-    output, lse = attend(*inputs, mask, causal, scale)
+    output, lse = attend(*inputs, causal, scale)
     output = output.reshape(*leading, *output.shape[-2:]).to(dtype)
     return (output, lse.reshape(*leading, lse.shape[-1])) if return_lse else output
 

@@ -88,6 +88,16 @@ def padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
+def mask_of(mask: Tensor | None, query: Tensor) -> tuple[Heads, str]:
+    """A mask with its strides, and its kind; in place of none, what is never read.
+
+    Source: chapter 15, eq-strides.
+    """
+    if mask is None:
+        return Heads(query, 0, 0, 0, 1), "none"
+    return heads_of(mask), "boolean" if mask.dtype == torch.uint8 else "additive"
+
+
 def arguments_of(
     kernel: Kernel,
     query: Tensor,
@@ -117,11 +127,7 @@ def arguments_of(
     if causal:
         room = cache_of(query) // 2 // (max(1, walked * (d_k + d_v)) * query.element_size())
         together = max(1, min(pairs, room))
-    kind = "none"
-    if mask is not None:
-        kind = "boolean" if mask.dtype == torch.uint8 else "additive"
-    # In place of no mask stands something that is never read.
-    given = Heads(query, 0, 0, 0, 1) if mask is None else heads_of(mask)
+    given, kind = mask_of(mask, query)
     return dict(
         query=heads_of(query), key=heads_of(key), value=heads_of(value), mask=given,
         heads=heads, queries=queries, keys=keys, together=together, scale=scale,

@@ -4,7 +4,6 @@
 Derived in appendix E, "Kernels in practice" (book/E_kernels_in_practice.ipynb).
 """
 
-import math
 from functools import lru_cache
 
 import torch
@@ -12,11 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnlib.checks import as_autocast
-from attnlib.flash_triton.attention import refusal, refuse_bad_heads, with_unit_stride
-from attnlib.flash_triton.blocks import Heads, heads_of, load_block, matrix_of, tl, triton
-from attnlib.flash_triton.launch import capability_of, interpreted, launch, padded
+from attnlib.flash_triton.attention import prepare, refusal, refuse_bad_heads
+from attnlib.flash_triton.blocks import heads_of, load_block, matrix_of, tl, triton
+from attnlib.flash_triton.launch import capability_of, interpreted, launch, mask_of, padded
 from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale
-from attnlib.fused import four_dimensional
 
 
 @triton.jit
@@ -198,11 +196,7 @@ def run_split(
     levels = query.new_empty(batch, heads, rows, splits, dtype=torch.float32)
     output = query.new_empty(batch, all_heads, queries, d_v)
     lse = query.new_empty(batch, all_heads, queries, dtype=torch.float32)
-    kind = "none"
-    if mask is not None:
-        kind = "boolean" if mask.dtype == torch.uint8 else "additive"
-    # In place of no mask stands something that is never read.
-    given = Heads(query, 0, 0, 0, 1) if mask is None else heads_of(mask)
+    given, kind = mask_of(mask, query)
     shared = dict(parts=parts, levels=levels, queries=queries, splits=splits)
     shared |= dict(D_V=d_v, PADDED_V=padded(d_v))
     launch(
@@ -291,15 +285,7 @@ def flash_decoding_triton(
     if splits is not None and splits < 1:
         raise ValueError(f"splits: expected at least 1, got {splits}")
     leading, dtype = query.shape[:-2], query.dtype
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    if scale <= 0:  # the maximum is taken before the scale: only right if positive
-        query, scale = query * scale, 1.0
-    if dtype == torch.bfloat16 and interpreted():  # whose bfloat16 products are wrong
-        query, key, value = query.float(), key.float(), value.float()
-    if mask is not None:
-        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        mask = four_dimensional(mask.expand(*leading, query.shape[-2], key.shape[-2]))
-    inputs = [with_unit_stride(four_dimensional(tensor)) for tensor in (query, key, value)]
-    output, lse = run_split(*inputs, mask, causal, scale, splits)
+    *inputs, scale = prepare(query, key, value, mask, scale)
+    output, lse = run_split(*inputs, causal, scale, splits)
     output = output.reshape(*leading, *output.shape[-2:]).to(dtype)
     return (output, lse.reshape(*leading, lse.shape[-1])) if return_lse else output
