@@ -354,5 +354,5 @@ def under_autocast(device: torch.device) -> bool:
 
     Source: the contract, appendix A.
     """
-    known = torch.amp.is_autocast_available(device.type)
-    return known and torch.is_autocast_enabled(device.type)
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlib import ScaledDotProductAttention, flash_attention, online_attention
-from attnlib.flash import LOG2E, product, row_blocks
+from attnlib.flash import LOG2E, block_sizes, product, row_blocks
 
 FEATURES = 64
 SHAPES = ((8, 1024), (8, 2048), (8, 4096), (2, 16384))  # heads, tokens
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of one head, for the memory
 LONGEST_NAIVE = 16384  # its scores take 1 GiB there
-PARTS = ("roof", "powers", "fresh", "steps", "many", "speed", "lengths")
+PARTS = ("roof", "powers", "fresh", "steps", "limit", "many", "speed", "lengths")
 
 
 def inputs(heads: int, tokens: int, gradient: bool = False) -> list[Tensor]:
@@ -189,6 +189,40 @@ def steps(heads: int, tokens: int, rounds: int) -> list[dict[str, object]]:
     return [{"step": name, "ratio": found[name]} for name in list(calls)[1:]]
 
 
+# The limit of such steps: what is left if only the library's products are.
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, sums: bool) -> Tensor:
+    """The two products of each tile, as in the package; on request the powers and sums."""
+    q, k, v = (x.flatten(0, -3) for x in (q, k, v))
+    size = block_sizes(None, len(q), q.shape[1], causal=False)
+    buffer, output = q.new_empty(len(q) * size[0] * size[1]), torch.empty_like(q)
+    for rows in row_blocks(q.shape[1], size[0]):
+        u = torch.zeros_like(output[:, rows])
+        total = torch.zeros_like(u[..., :1])
+        for cols in row_blocks(k.shape[1], size[1]):
+            s = product(q[:, rows], k[:, cols].transpose(1, 2), buffer)
+            if sums:
+                total += s.exp2_().sum(dim=-1, keepdim=True)
+            u.baddbmm_(s, v[:, cols])
+        output[:, rows] = u
+    return output
+
+
+def limit(heads: int, tokens: int, rounds: int) -> dict[str, object]:
+    """The ratios to PyTorch's function of the products alone, and with powers and sums."""
+    q, k, v = (x / FEATURES**0.5 for x in inputs(heads, tokens))  # no power overflows
+    calls = {
+        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v),
+        "products": lambda: products(q, k, v, sums=False),
+        "sums": lambda: products(q, k, v, sums=True),
+        "flash": lambda: flash_attention(q, k, v),
+    }
+    row = {"heads": heads, "tokens": tokens} | ratios(time_in_turn(calls, rounds))
+    one = on_one_thread(calls, rounds)
+    return row | {f"{name}_one_thread": ratio for name, ratio in one.items()}
+
+
 def powers(rounds: int) -> dict[str, object]:
     """Microseconds for e^x and for 2^x of the scores in one tile, into the same memory."""
     torch.manual_seed(0)
@@ -318,6 +352,7 @@ def main() -> None:
         "powers": lambda: powers(rounds),
         "fresh": lambda: [fresh(tokens, rounds) for tokens in (1024, LONGEST_NAIVE)],
         "steps": lambda: steps(8, 2048, 3 * rounds),
+        "limit": lambda: [limit(*shape, 3 * rounds) for shape in SHAPES[:3]],
         "many": lambda: many(192, 512, 2 * rounds),
         "speed": lambda: speed(rounds),
         "lengths": lambda: [length_row(tokens, max(3, rounds // 3)) for tokens in LENGTHS],

@@ -224,6 +224,7 @@ def compiled(case: Case) -> dict[str, Any]:
         **{name: options[name] for name in ("num_warps", "num_stages")},
         **resources(called["report"]),
         "shared": result.metadata.shared,
+        "tensor_memory": getattr(result.metadata, "tmem_size", None) or 0,  # columns
         "tensor_core": [word for word in TENSOR_CORE if word in ptx],
         "multiply_adds": len(FUSED_INTO_ONE.findall(ptx)),
         "assembler": called["name"],

@@ -174,8 +174,8 @@ class FlashAttention(BaseAttention):
         backend = self.backend if self.block_size is None else "torch"
         if backend == "auto":
             inputs = (query, key, value, mask, self.causal)
-            fit = (name for name in FASTEST if name in BACKENDS)
-            backend = next(name for name in fit if BACKENDS[name].suits(*inputs))
+            known = [name for name in FASTEST if name in BACKENDS]
+            backend = next(name for name in known if BACKENDS[name].suits(*inputs))
         options = {"causal": self.causal, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size

@@ -33,6 +33,8 @@ from attnlib.flash_triton import SETTINGS, Setting, choose_setting  # noqa: E402
 # 89 and 120 too, which have 99 KB: that is the limit to keep. 80 itself has 163 KB.
 SHARED_LIMIT = {75: 64 * 1024, 80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
+TENSOR_MEMORY_LIMIT = 512  # columns, on 100; a launch that needs more is refused by Triton
+
 # The instructions that multiply tiles on tensor cores; Triton has none for 75.
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
@@ -59,6 +61,8 @@ def problems(row):
     found = []
     if row["shared"] > SHARED_LIMIT[row["capability"]]:
         found.append(f"{row['shared']} bytes of shared memory")
+    if row["tensor_memory"] > TENSOR_MEMORY_LIMIT:
+        found.append(f"{row['tensor_memory']} columns of tensor memory")
     limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
     chosen_for = row["mask"] == "none" and row["group"] == 1
     limit = limit if chosen_for else OTHER_SPILL_LIMIT
@@ -304,7 +308,7 @@ def test_the_report_of_ptxas_is_read():
 GOOD = {
     **Case("forward", 90, "fp16", 64)._asdict(),
     **{"shared": 1000, "spill_stores": 0, "spill_loads": 0, "serialized": False},
-    "tensor_core": ["wgmma.mma_async"],
+    **{"tensor_core": ["wgmma.mma_async"], "tensor_memory": 0},
 }
 
 
@@ -313,6 +317,8 @@ GOOD = {
     [
         ({}, []),
         ({"shared": 227 * 1024 + 1}, ["232449 bytes of shared memory"]),
+        ({"tensor_memory": 512}, []),
+        ({"tensor_memory": 576}, ["576 columns of tensor memory"]),
         ({"spill_stores": 112}, []),
         ({"spill_stores": 116, "dim": 192}, []),
         ({"spill_stores": 124, "dim": 192}, ["124 + 0 bytes spilled"]),

@@ -62,6 +62,16 @@ def attention(record: Record) -> str:
     return table(head, rows, texts=1)
 
 
+def limit(record: Record) -> str:
+    """The tiles beside what they can't do without."""
+    rows = []
+    for row in record["limit"]:
+        size = f"{row['heads']} × {row['tokens']}"
+        rows.append([size, *ratios(row, "products", "sums", "flash")])
+    head = "size | the two products of each tile | with powers and sums | the tiles"
+    return table(head, rows, texts=1)
+
+
 def ratios(row: Record, *names: str) -> list[str]:
     """What a row has under these names, with two digits."""
     return [f"{row[name]:.2f}" for name in names]
@@ -72,8 +82,8 @@ def backends(record: Record) -> str:
     rows = []
     for row in record["rows"]:
         size = f"{row['queries']} × {row['keys']}{', causal' if row['causal'] else ''}"
-        rows.append([size, *ratios(row, "auto", "tiles", "plain")])
-    return table("size | auto | tiles | plain", rows, texts=1)
+        rows.append([size, *ratios(row, "auto", "bare", "tiles", "plain")])
+    return table("size | auto | a bare module | tiles | plain", rows, texts=1)
 
 
 def masks(record: Record) -> str:
