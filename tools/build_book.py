@@ -18,6 +18,16 @@ from editions.colab import write_editions
 OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 
 
+def forget_if_reordered(build: Path) -> None:
+    """Have all pages read again after a change of _toc.yml.
+
+    Sphinx reads the pages that changed; the neighbors of the others would stay as they were.
+    """
+    read = build / ".doctrees" / "environment.pickle"
+    if read.exists() and read.stat().st_mtime < (ROOT / "_toc.yml").stat().st_mtime:
+        shutil.rmtree(read.parent)
+
+
 def main() -> int:
     """Run Jupyter Book in the root of the repository."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -25,6 +35,7 @@ def main() -> int:
         "--into", type=Path, default=ROOT, help="the folder that gets _build (this one)"
     )
     into = parser.parse_args().into.resolve()
+    forget_if_reordered(into / "_build")
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [str(jupyter_book), "build", "book", *OPTIONS.split()]
     code = subprocess.run([*command, "--path-output", str(into)], cwd=ROOT).returncode

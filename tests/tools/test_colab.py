@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import os
 import sys
 from functools import cache
 from importlib import metadata
@@ -425,6 +426,17 @@ def test_the_numbers_are_those_of_the_site_just_built(site, monkeypatch, tmp_pat
     monkeypatch.setattr(sys, "argv", ["build_book.py", "--into", str(tmp_path)])
     with pytest.raises(BookError, match="the book is not built"):
         build_book.main()
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_new_order_of_pages_has_all_read_again(newer, tmp_path):
+    read = tmp_path / ".doctrees" / "environment.pickle"
+    read.parent.mkdir()
+    read.touch()
+    seconds = (ROOT / "_toc.yml").stat().st_mtime + (-1 if newer else 1)
+    os.utime(read, (seconds, seconds))
+    build_book.forget_if_reordered(tmp_path)
+    assert read.exists() is not newer
 
 
 # ── the address ──────────────────────────────────────────────────────────────────────
