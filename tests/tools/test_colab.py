@@ -6,8 +6,8 @@ tests/tools/colab_alone.py runs them, tests/tools/colab_lab.py looks at them in 
 from __future__ import annotations
 
 import json
-import re
 import os
+import re
 import sys
 from functools import cache
 from importlib import metadata
