@@ -21,7 +21,7 @@ OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 def forget_if_reordered(build: Path) -> None:
     """Have all pages read again after a change of _toc.yml.
 
-    Sphinx reads the pages that changed; the neighbors of the others would stay as they were.
+    Sphinx reads the pages that changed; the others would keep their neighbors.
     """
     read = build / ".doctrees" / "environment.pickle"
     if read.exists() and read.stat().st_mtime < (ROOT / "_toc.yml").stat().st_mtime:

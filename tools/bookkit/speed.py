@@ -56,9 +56,14 @@ def main() -> int:
         f"with heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes "
         "are heads × tokens:\n",
         speed_tables.attention(flash),
+        "What the tiles can't do without, over the same function: the two products of each "
+        "tile, by the library that PyTorch takes them from; then with the powers and sums "
+        "between them:\n",
+        speed_tables.limit(flash),
         f"What `FlashAttention` chooses by itself (auto), for {choice['heads']} heads, "
         "forward alone, over the same function; sizes are queries × keys, and what the "
-        "call itself checks is counted in:\n",
+        "call itself checks is counted in. A bare module does nothing but call that "
+        "function:\n",
         speed_tables.backends(choice),
         "What a mask costs `ScaledDotProductAttention`, over the same call without one, "
         f"for {masked['heads']} heads, forward alone:\n",
