@@ -174,8 +174,9 @@ class FlashAttention(BaseAttention):
         backend = self.backend if self.block_size is None else "torch"
         if backend == "auto":
             inputs = (query, key, value, mask, self.causal)
-            known = [name for name in FASTEST if name in BACKENDS]
-            backend = next(name for name in known if BACKENDS[name].suits(*inputs))
+            for backend in FASTEST:  # of which the last, "torch", suits everything
+                if backend in BACKENDS and BACKENDS[backend].suits(*inputs):
+                    break
         options = {"causal": self.causal, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size
