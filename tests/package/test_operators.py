@@ -171,11 +171,11 @@ def test_a_forward_of_ones_own_is_never_told():
 @pytest.mark.parametrize("mask", ["no mask", "boolean", "added"])
 def test_second_derivatives_of_the_tiles(mask, causal):
     """By finite differences of the gradients, through output and log-sum-exp."""
-    inputs, m = draw(queries=3, keys=4, width=2, grad=True), MASKS[mask]()
-    m = None if m is None else m[-3:, :4]
+    inputs, m = draw(2, queries=3, keys=5, width=2, grad=True), MASKS[mask]()
+    m = None if m is None else m[-3:, :5]
 
     def both(query, key, value):
-        options = {"causal": causal, "block_size": 2, "return_lse": True}
+        options = {"causal": causal, "block_size": (2, 3), "return_lse": True}
         output, lse = flash_attention(query, key, value, m, **options)
         return output, torch.where(
             lse.isfinite(), lse, 0.0
@@ -240,17 +240,25 @@ def test_torch_func(attend):
     close(hessian, torch.autograd.functional.hessian(lambda q: score(q, *one[1:]), one[0]))
 
 
-def test_the_gradient_of_a_shared_mask_under_vmap():
+@pytest.mark.parametrize("shape", [(6,), (5, 1), (5, 6), (2, 1, 6), (2, 5, 6)])
+@pytest.mark.parametrize("dim", [None, 0, -1])
+def test_the_gradient_of_a_mask_under_vmap(shape, dim):
+    """One that all samples share, or one for each, with its batch in front or at the end."""
     inputs = draw(3, 2)
-    bias = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    biases = torch.randn(3, *shape, dtype=torch.float64)
+    biases = biases if dim is not None else biases[:1].expand(3, *shape)
 
     def score(bias, *qkv):
         return flash_attention(*qkv, bias).cos().sum()
 
-    found = torch.vmap(torch.func.grad(score), in_dims=(None, 0, 0, 0))(bias, *inputs)
+    each = torch.vmap(torch.func.grad(score, (0, 1, 2, 3)), in_dims=(dim, 0, 0, 0))
+    given = biases[0] if dim is None else biases.movedim(0, dim)
+    found = each(given, *inputs)
     for i in range(3):
-        leaf = bias.clone().requires_grad_()
-        close(found[i], torch.autograd.grad(score(leaf, *(x[i] for x in inputs)), leaf)[0])
+        leaves = [x[i].clone().requires_grad_() for x in (biases, *inputs)]
+        expected = torch.autograd.grad(score(*leaves), leaves)
+        for a, b in zip(found, expected, strict=True):
+            close(a[i], b)
 
 
 GRAPHS = """
@@ -323,3 +331,7 @@ def test_checkpoints_and_counted_operations():
     with FlopCounterMode(display=False) as counter:
         flash_attention(*(x.detach() for x in inputs), block_size=3)
     assert counter.get_total_flops() == 2 * 2 * 5 * 6 * (4 + 3)
+    output = flash_attention(*inputs)
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 5 * 6 * (3 * 4 + 2 * 3)
