@@ -4,6 +4,7 @@ What every back end owes a graph: PyTorch's own `opcheck`, shapes without number
 with free sizes that trains; and the same numbers under `torch.func` as without.
 """
 
+import itertools
 import subprocess
 import sys
 
@@ -23,7 +24,7 @@ from attnlib import (
     flash_attention,
     fused_attention,
 )
-from attnlib.flash import flash_backward, flash_forward
+from attnlib.flash import flash_backward, flash_forward, fused_suits
 
 
 def draw(*leading, queries=5, keys=6, width=3, dtype=torch.float64, grad=False):
@@ -95,12 +96,46 @@ def test_fused_attention_takes_every_mask_that_broadcasts(added, causal):
         ((3, 5, 6), (1, 1, 6), (3, 1, 1)),
     ]
     sizes.append(((2, 3, 5, 6), (2, 1, 1, 6), (1, 3, 5, 1), (2, 1, 5, 6)))
-    for shape in (shape for same in sizes for shape in same):
+    compare_masks(inputs, itertools.chain(*sizes), added, causal)
+    sizes.append(((4, 2, 3, 5, 6), (4, 1, 1, 1, 6), (1, 2, 1, 5, 1), (4, 2, 1, 1, 1)))
+    compare_masks(draw(4, 2, 3, width=4), itertools.chain(*sizes), added, causal)
+    compare_masks(draw(3, width=4), itertools.chain(*sizes[:3]), added, causal)
+
+
+def compare_masks(inputs, shapes, added, causal):
+    """With a drawn mask of each shape, against plain attention."""
+    for shape in shapes:
         mask = torch.rand(shape) < 0.7
         if added:
             mask = torch.randn(shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
         found = fused_attention(*inputs, mask, causal=causal)
         close(found, plain(*inputs, mask, causal))
+
+
+class OnGPU(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_what_pytorchs_function_suits():
+    """Only where it forms no matrix of queries by keys."""
+    for leading in ((), (2,), (2, 3)):
+        for queries, keys, causal in ((5, 6, False), (5, 5, True), (1, 6, True)):
+            inputs = draw(*leading, queries=queries, keys=keys, width=4)
+            assert fused_suits(*inputs, None, causal)
+            assert fused_suits(*inputs, torch.ones(keys) > 0, False)
+            assert not fused_suits(*inputs, torch.ones(keys) > 0, True)
+            added = torch.zeros(keys, dtype=torch.float64)
+            assert fused_suits(*inputs, added, False)
+            assert not fused_suits(*inputs, added.requires_grad_(), False)
+            on_gpu = [x.as_subclass(OnGPU) for x in inputs]
+            assert not fused_suits(*on_gpu, None, causal)
+            assert fused_suits(*(x.float() for x in on_gpu), None, causal)
+        for queries, keys in ((5, 6), (6, 5), (2, 4), (5, 1)):
+            inputs = draw(*leading, queries=queries, keys=keys, width=4)
+            assert not fused_suits(*inputs, None, True)
+        assert not fused_suits(*draw(*leading, width=3), None, False)
 
 
 class Largest(TorchDispatchMode):
