@@ -219,6 +219,19 @@ def test_second_derivatives_of_the_tiles(mask, causal):
     assert torch.autograd.gradgradcheck(both, inputs)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(0, 6), (5, 0), (0, 0)])
+def test_no_queries_or_no_keys(queries, keys):
+    """Nothing to attend from, or to: zeros, with derivatives of zero."""
+    inputs = draw(2, queries=queries, keys=keys, grad=True)
+    output = flash_attention(*inputs)
+    close(output, torch.zeros(2, queries, 3, dtype=torch.float64))
+    gradients = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+    seconds = torch.autograd.grad(sum(x.sum() for x in gradients), inputs)
+    for x, first, second in zip(inputs, gradients, seconds, strict=True):
+        close(first, torch.zeros_like(x))
+        close(second, torch.zeros_like(x))
+
+
 def test_second_derivatives_that_are_refused():
     inputs = draw(2, grad=True)
     mask = torch.zeros(5, 6, dtype=torch.float64, requires_grad=True)
