@@ -19,7 +19,15 @@ from pathlib import Path
 from bookkit.chapters import BookError
 
 GIVEN = {"from_torch", "from_linear", "extra_repr", "_apply", "_load_from_state_dict"}
-GIVEN |= {"vmap", "setup_context", "flat", "unflat", "_public", "_held", "__init_subclass__"}
+GIVEN |= {
+    "vmap",
+    "setup_context",
+    "flat",
+    "unflat",
+    "_public",
+    "_held",
+    "__init_subclass__",
+}
 PLUMBING = re.compile(
     r"refuse_|require_|as_autocast|under_autocast|^super$|fused_attention|^with_batch$"
 )

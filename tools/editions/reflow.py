@@ -7,18 +7,16 @@ what it needs of the same chapter comes before it. The story then uses the reade
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from bookkit.chapters import Chapter, exported_module
-from bookkit.grammar import only_python
 from bookkit.modules import Module
 from bookkit.statements import Statement
 from editions.blanks import Blank, without_answer
+from editions.cut import split
 
 
 @dataclass(eq=False)
@@ -59,7 +57,9 @@ def pieces_of(
             made = found.setdefault(at, [])
             if index == 0:
                 imports = "\n".join(s.text for s in module.imports)
-                made.append(Piece(module, (at, 0), f"{module.docstring}\n{imports}".strip()))
+                made.append(
+                    Piece(module, (at, 0), f"{module.docstring}\n{imports}".strip())
+                )
             for number, s in enumerate(module.bodies[index], start=1):
                 name = f"{dotted}.{s.names[0]}" if s.names else ""
                 text = s.text.strip("\n")
@@ -98,7 +98,9 @@ def reflow(
             for piece in pieces[index]:
                 place(piece)
                 if piece.blank and piece.blank.story and not piece.blank.shown:
-                    text = f"{piece.blank.symbol} = Yours  # from here on, as in the package"
+                    text = (
+                        f"{piece.blank.symbol} = Yours  # from here on, as in the package"
+                    )
                     out.append(Shown(new_code_cell(text, id=f"{cell.id}-again")))
         elif cell.cell_type == "code" and not exported_module(chapter, cell):
             for part in split(cell, shown_as):
@@ -109,42 +111,6 @@ def reflow(
         else:
             out.append(Shown(cell))
     return out
-
-
-def split(cell: NotebookNode, shown_as: dict[str, Piece]) -> Iterator[NotebookNode | Piece]:
-    """The cell without the definitions that the reader writes, and where these come."""
-    source = cell.source
-    nodes = ast.parse(only_python(source)).body
-    cut = [n for n in nodes if getattr(n, "name", None) in shown_as]
-    cut = [n for n in cut if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    if not cut:
-        yield cell
-        return
-    lines = source.split("\n")
-    first = min([cut[0].lineno, *(d.lineno for d in cut[0].decorator_list)]) - 1
-    before = "\n".join(lines[:first]).strip()
-    if any(node.lineno <= first for node in nodes):
-        yield new_code_cell(before, id=f"{cell.id}-before", metadata=cell.metadata)
-    for node in cut:
-        yield shown_as[node.name]
-    rest = [adapter(node.name, shown_as[node.name].blank) for node in cut]
-    gone = {i for n in cut for i in range(n.lineno - 1, n.end_lineno)}
-    kept = [text for i, text in enumerate(lines) if i >= first and i not in gone]
-    rest += ["\n".join(kept).strip("\n")]
-    after = "\n\n".join(part for part in rest if part.strip())
-    if after:
-        made = new_code_cell(after, id=cell.id, metadata=cell.metadata)
-        made.outputs, made.execution_count = cell.outputs, cell.execution_count
-        yield made
-
-
-def adapter(name: str, blank: Blank) -> str:
-    """Code by which the story finds the reader's definition under its own name."""
-    if blank.story:
-        yours = f"Yours = {blank.symbol}\n\n\n" if name == blank.symbol else ""
-        return yours + blank.story.strip("\n")
-    same = name == blank.symbol
-    return "" if same else f"{name} = {blank.symbol}  # the story's name for yours"
 
 
 def source_of(shown: Shown, answered: bool) -> str:

@@ -12,12 +12,10 @@ Colab, so build the book first.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from nbformat.v4 import new_notebook
 
@@ -25,107 +23,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its 
 
 from address import address
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
-from bookkit.equations import equations
-from bookkit.grammar import SOLUTION
 from bookkit.modules import read_modules
 from bookkit.normalize import METADATA
-from editions.blanks import Blank, count, read_blanks, without_answer
+from editions.blanks import count, read_blanks
 from editions.offline_zip import pack
 from editions.plain import Plain
-from editions.reflow import Shown, pieces_of, reflow, source_of
+from editions.reflow import reflow
 from editions.setup_cell import needed_files
+from editions.workbook_data import describe, package_of
 from editions.workbook_page import cells_of, furnish
 from release import versions
+from workkit.package import blanks_of, texts_of, write_package
 from workkit.store import Store, only_one
-from workkit.package import blanks_of, read_data, texts_of, write_package
-
-LABEL = re.compile(r"\beq-[a-z0-9-]*[a-z0-9]")
-
-
-def describe(
-    chapter: Chapter, shown: list[Shown], package: list[dict], plain: Plain | None, root: Path
-) -> dict[str, Any]:
-    """What the workbook knows of a chapter besides its notebook."""
-    blanks, cells, exercises = {}, [], []
-    for at, part in enumerate(shown):
-        cell, source = part.cell, part.cell.source
-        if part.pieces:
-            blank = part.pieces[0].blank
-            source = source_of(part, answered=False)
-            name = f"{blank.name if blank else f'given-{at}'}"
-            cells.append({"id": name, "source": source})
-            if blank:
-                cells[-1]["blank"] = blank.name
-                blanks[blank.name] = {
-                    "source": source,
-                    "symbol": blank.symbol,
-                    "minutes": blank.minutes,
-                    "lines": blank.lines,
-                    "todo": blank.todo,
-                    "hints": blank.hints,
-                    "labels": LABEL.findall(source),
-                }
-        elif cell.cell_type == "code" and (solved := SOLUTION.match(source)):
-            number = solved[1]
-            if number not in [e["number"] for e in exercises]:
-                exercises.append(exercise(number, source, chapter))
-                id = f"exercise {number}"
-                checks = exercises[-1]["checks"]
-                asked = {"id": id, "source": exercises[-1]["source"], "exercise": number}
-                cells.append(asked | {"checks": checks})
-        elif cell.cell_type == "code":
-            cells.append({"id": cell.id, "source": source})
-    numbered = {
-        e.label: [plain.number(e.label) if plain else e.label, e.formula]
-        for e in equations(chapter, [])
-    }
-    kept = root / "book" / "workbook" / f"{chapter.name}.json"
-    mistakes = json.loads(kept.read_text("utf-8"))["mistakes"] if kept.exists() else []
-    return {
-        "key": chapter.key,
-        "title": chapter.title,
-        "file": chapter.path.name,
-        "cells": cells,
-        "blanks": blanks,
-        "exercises": exercises,
-        "equations": numbered,
-        "package": package,
-        "mistakes": mistakes,
-    }
-
-
-def exercise(number: str, solution: str, chapter: Chapter) -> dict[str, Any]:
-    """An exercise: its title, minutes, and what its answer is to be tried with."""
-    text = "\n".join(cell.source for cell in chapter.text_cells)
-    heading = re.search(rf"^### Exercise {re.escape(number)}: (.+)$", text, re.MULTILINE)
-    minutes = re.search(r"(\d+) minutes", text[heading.end() :]) if heading else None
-    checks = sorted(set(re.findall(r"\b(?:check|expect)_\w+(?=\()", solution)))
-    calls = ", ".join(f"{name}(…)" for name in checks)
-    return {
-        "number": number,
-        "title": heading[1] if heading else number,
-        "minutes": int(minutes[1]) if minutes else 10,
-        "checks": checks,
-        "source": f"# Exercise {number}: yours\n# When you have an answer, try it: {calls}",
-    }
-
-
-def package_of(chapter: Chapter, modules: dict, blanks: dict[str, Blank]) -> list[dict]:
-    """The pieces of the modules in the book's order, for the tangle."""
-    found = []
-    for _, pieces in sorted(pieces_of(chapter, modules, blanks).items()):
-        for piece in pieces:
-            made: dict[str, Any] = {"module": piece.module.name}
-            if piece.blank:
-                without_answer(piece.blank, piece.text)  # counts its lines
-                found.append(made | {"blank": piece.blank.name})
-            elif piece.text:
-                found.append(made | {"text": piece.text})
-    return found
 
 
 def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, dict]:
-    """Makes the folder, or renews it; `built` holds the site, for the numbers in the text."""
+    """Makes the folder, or renews it; `built` holds the site, whose numbers it takes."""
     published = address()
     plain = Plain(built, published.site if published else None) if built else None
     chapters, blanks = read_chapters(root), read_blanks(root)
@@ -142,12 +55,15 @@ def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, di
             there = folder / path.resolve().relative_to(root.resolve())
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, there)
-    if unknown := blanks.keys() - {name for known in data.values() for name in known["blanks"]}:
+    if unknown := blanks.keys() - {
+        name for known in data.values() for name in known["blanks"]
+    }:
         raise BookError(f"blanks.toml: no chapter defines {', '.join(sorted(unknown))}")
     for known in data.values():
         text = json.dumps(known, indent=1, ensure_ascii=False)
         write_text(folder / "data" / "chapters" / f"{known['file'][:-6]}.json", text + "\n")
-    furnish(root, folder, data, versions(root)["attnlib/__init__.py"])
+    version = versions(root)["attnlib/__init__.py"]
+    furnish(root, folder, data, version, published.site if published else None)
     with only_one(folder):
         store = Store(folder, blanks_of(data))
         store.collect()  # from the old notebooks, before the new ones replace them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -20,8 +21,8 @@ from editions.reflow import Shown, source_of
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
 IN_WORDS = "<details>\n<summary>The figure in words</summary>\n\n{}\n\n</details>"
 SETUP = """\
-# Setup of the workbook: run this cell first. `workbook.check()` then runs the checks of this
-# chapter on what you wrote, and `workbook.hint("…")` gives a hint.
+# Setup of the workbook: run this cell first. `workbook.check()` then runs the checks of
+# this chapter on what you wrote, and `workbook.hint("…")` gives a hint.
 import os
 import sys
 from pathlib import Path
@@ -40,13 +41,14 @@ TURN = """\
 
 *About {minutes} minutes, {lines}.* {todo}
 
-{formulas}Write it in the next cell, in place of the line that raises, and run the cell: it is \
-then part of your package. Stuck? `workbook.hint("{symbol}")` gives the first hint."""
+{formulas}Write it in the next cell, in place of the line that raises, and run \
+that cell: it is then part of your package. Stuck? `workbook.hint("{symbol}")` gives \
+the first hint."""
 CHECK = """\
 ## Is it right?
 
-The next cell runs the checks of this chapter on your code, in a process of its own. Save the \
-notebook first, if you changed cells without running them."""
+The next cell runs the checks of this chapter on your code, in a process of its own. Save \
+the notebook first, if you changed cells without running them."""
 GIVEN_FILES = ["chapters", "grammar", "modules", "stage", "statements", "tangle"]
 
 
@@ -112,8 +114,11 @@ def story_cells(
     return [made, new_markdown_cell(text, id=name)]
 
 
-def furnish(root: Path, folder: Path, data: dict[str, dict], version: str) -> None:
+def furnish(
+    root: Path, folder: Path, data: dict[str, dict], version: str, site: str | None
+) -> None:
     """The programs, the pages and the settings of the folder."""
+    write_text(folder / "data" / "site.json", json.dumps({"site": site}) + "\n")
     tools = root / "tools"
     for path in [tools / "bookkit" / f"{name}.py" for name in GIVEN_FILES]:
         write_text(folder / "tools" / "bookkit" / path.name, path.read_text("utf-8"))
@@ -127,11 +132,9 @@ def furnish(root: Path, folder: Path, data: dict[str, dict], version: str) -> No
     for known in data.values():
         work, tasks = known["blanks"].values(), known["exercises"]
         if work or tasks:
-            minutes = sum(b["minutes"] for b in work), sum(e["minutes"] for e in tasks)
-            names = ", ".join(f"`{b['symbol']}`" for b in work) or "—"
-            rows.append(
-                f"| {known['key']} | {known['title']} | {names} | {minutes[0]} | {minutes[1]} |"
-            )
+            a, b = (sum(x["minutes"] for x in part) for part in (work, tasks))
+            names = ", ".join(f"`{blank['symbol']}`" for blank in work) or "—"
+            rows.append(f"| {known['key']} | {known['title']} | {names} | {a} | {b} |")
     values = {"VERSION": version, "ROWS": "\n".join(rows)}
     for path in (root / "book" / "workbook" / "folder").iterdir():
         text = path.read_text("utf-8")

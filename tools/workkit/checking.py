@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from workkit import naming
-from workkit.package import blanks_of, book_answer, read_data, texts_of, write_package
+from workkit.ours import book_answer
+from workkit.package import blanks_of, read_data, texts_of, write_package
+from workkit.process import run_job
 from workkit.store import Store, only_one, read_json, write_whole
 
 SECONDS = 180  # for one cell
@@ -27,7 +26,15 @@ class Workbook:
         self.data = read_data(folder)
         self.state_file = folder / "yours" / "progress.json"
         self.state: dict[str, Any] = read_json(self.state_file, {})
-        for name in ("passed", "lent", "hints", "answers", "equations", "exercises", "days"):
+        for name in (
+            "passed",
+            "lent",
+            "hints",
+            "answers",
+            "equations",
+            "exercises",
+            "days",
+        ):
             self.state.setdefault(name, {})
         self.store = Store(folder, blanks_of(self.data))
         self.problems: dict[str, str] = {}
@@ -41,7 +48,9 @@ class Workbook:
             for full, blank in known["blanks"].items():
                 if name in (full, blank["symbol"]):
                     return full, known, blank
-        every = [b["symbol"] for known in self.data.values() for b in known["blanks"].values()]
+        every = [
+            b["symbol"] for known in self.data.values() for b in known["blanks"].values()
+        ]
         raise SystemExit(f"{name}: not in this workbook; there are: {', '.join(every)}")
 
     def state_of(self, name: str) -> str:
@@ -52,7 +61,9 @@ class Workbook:
     def answers(self) -> dict[str, str]:
         """The reader's, and ours where they are lent."""
         lent = {n: book_answer(n) for n in self.state["lent"] if self.state_of(n) == "lent"}
-        mine = {n: a for n, a in self.store.answers.items() if "." in n and not n[0].isdigit()}
+        mine = {
+            n: a for n, a in self.store.answers.items() if "." in n and not n[0].isdigit()
+        }
         mine = {n: a for n, a in mine.items() if n in self.store.blanks}
         return {n: a for n, a in lent.items() if a} | mine
 
@@ -78,8 +89,9 @@ class Workbook:
             if name in blanks:
                 blanks[name] = {"state": "failed", "problem": problem}
         self.blame_end(run, blanks)
-        held = naming.equations_held(known, run["notes"])
-        done = naming.exercises_done(run["notes"])
+        complete = all(found["state"] == "passed" for found in blanks.values())
+        held = naming.equations_held(known, run["notes"], complete)
+        done = naming.exercises_done(known, run["notes"])
         for name, found in blanks.items():
             self.state["passed"].pop(name, None)
             if found["state"] == "passed":
@@ -116,29 +128,26 @@ class Workbook:
         owner = {blank["symbol"]: name for name, blank in known["blanks"].items()}
         job = {"folder": str(self.folder), "cells": cells, "owner": owner}
         job |= {"seconds": seconds, "megabytes": MEGABYTES}
-        with tempfile.TemporaryDirectory() as made:
-            task, out = Path(made, "job.json"), Path(made, "result.json")
-            task.write_text(json.dumps(job), encoding="utf-8")
-            program = Path(__file__).with_name("runner.py")
-            command = [sys.executable, str(program), str(task), str(out)]
-            done = subprocess.run(
-                command, capture_output=True, encoding="utf-8", errors="replace"
-            )
-            found = read_json(out, {"notes": [], "cell": "the start", "done": False})
-            trace_file = out.with_suffix(".trace")
-            trace = trace_file.read_text("utf-8") if trace_file.exists() else ""
-        found["trace"], found["ended"] = trace, ""
-        found.setdefault("seconds", 0.0)
-        if not found["done"]:
-            last = (done.stderr or "").strip().splitlines()[-1:]
-            found["ended"] = f"the process ended in {found['cell']}: {' '.join(last)}"
-            if "Timeout" in trace:
-                found["ended"] = f"no end after {seconds} seconds: is there a loop without end?"
-        return found
+        return run_job(job)
+
+    def time_ratio(self, key: str) -> float:
+        """How long the checks take with the reader's code, over how long with ours."""
+        known, mine = self.data[key], self.answers()
+        ours = {n: text for n in known["blanks"] if (text := book_answer(n))}
+        if len(ours) < len(known["blanks"]):
+            return 0.0
+        both = []
+        for answers in (mine, mine | ours):
+            write_package(self.folder, texts_of(self.data, answers)[0])
+            both.append(self.run(known, answers)["seconds"])
+        self.sync()
+        return (both[0] + 0.1) / (both[1] + 0.1)  # what is too short to tell is alike
 
     def clock(self) -> None:
         """Adds the time since the last sign of work, unless it was a pause."""
         now = time.time()
         gap = now - self.state.get("last", now)
-        self.state["minutes"] = self.state.get("minutes", 0) + (gap / 60 if gap < 1200 else 2)
+        self.state["minutes"] = self.state.get("minutes", 0) + (
+            gap / 60 if gap < 1200 else 2
+        )
         self.state["last"] = now

@@ -57,12 +57,14 @@ def judge(
 
 def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[str, Any]:
     """The assertion to show, its equation, and the mistake if it is known."""
-    mistakes = named(known["mistakes"], notes, name)
+    mistakes = named(known["mistakes"], notes, name, own)
     labels = known["blanks"][name]["labels"]
 
     def size(note: dict) -> tuple[int, int]:
         crashed = note["kind"] == "raised"
-        return crashed, len(str(note.get("inputs", ""))) + len(str(note.get("compared", "")))
+        return crashed, len(str(note.get("inputs", ""))) + len(
+            str(note.get("compared", ""))
+        )
 
     first = min(own, key=size)
     near = [label for label in first["labels"] if label in labels] or first["labels"]
@@ -87,36 +89,53 @@ def signature(notes: list[dict]) -> list[list[Any]]:
     return [[n["key"], n["kind"], n.get("digits", [])] for n in bad]
 
 
-def named(mistakes: list[dict], notes: list[dict], name: str) -> list[str]:
-    """The sentences of the mistakes that compute what the reader's definition computes."""
-    sure = [n for n in reliable(notes) if name in n["uses"]]
-    bad = defaultdict(list)
-    for note in sure:
-        if note["kind"] in BAD:
-            bad[note["key"]].append([note["kind"], note.get("digits", [])])
-    fine = {n["key"] for n in sure if n["kind"] == "passed"} - bad.keys()
+def named(mistakes: list[dict], notes: list[dict], name: str, own: list[dict]) -> list[str]:
+    """The sentences of the mistakes that compute what the reader's definition computes.
+
+    Of `own`, what only this definition can be blamed for, all that came before anything
+    else broke off must be what the mistake makes of it; if that is nothing, half of it.
+    """
+    sure = {id(note) for note in reliable(notes)}
+    fine = {n["key"] for n in notes if name in n["uses"] and n["kind"] == "passed"}
+    bad, kept = defaultdict(list), defaultdict(bool)
+    for note in own:
+        bad[note["key"]].append([note["kind"], note.get("digits", [])])
+        kept[note["key"]] |= id(note) in sure
     told = []
-    for mistake in mistakes:
-        if name not in mistake["blanks"]:
-            continue
+    for mistake in (m for m in mistakes if name in m["blanks"]):
         theirs = defaultdict(list)
         for key, *rest in mistake["signature"]:
             theirs[key].append(rest)
-        if not bad or fine & theirs.keys():
-            continue
-        if all(alike(theirs.get(key), values) for key, values in bad.items()):
-            told.append(mistake["mistake"])
-    return list(dict.fromkeys(told))
+        hits = {key for key, values in bad.items() if alike(theirs.get(key), values)}
+        must = {key for key in bad if kept[key]}
+        if (
+            must <= hits
+            and 2 * len(hits) >= len(bad)
+            and not (fine - bad.keys()) & theirs.keys()
+        ):
+            told.append((len(hits), mistake["mistake"]))
+    most = max((hits for hits, _ in told), default=0)
+    return list(dict.fromkeys(said for hits, said in told if hits == most))
 
 
-def equations_held(known: dict[str, Any], notes: list[dict]) -> dict[str, bool]:
-    """Of each equation whether everything that checks it passes."""
+def equations_held(known: dict, notes: list[dict], all_passed: bool) -> dict[str, bool]:
+    """Of each equation whether everything that checks it passes on the reader's code.
+
+    One that no code of the reader's stands behind is theirs when the chapter is.
+    """
     held = {}
     for label in known["equations"]:
         about = [n for n in notes if label in n["labels"]]
-        held[label] = bool(about) and all(n["kind"] == "passed" for n in about)
+        right = bool(about) and all(n["kind"] == "passed" for n in about)
+        held[label] = right and (all_passed or any(n["uses"] for n in about))
     return held
 
 
-def exercises_done(notes: list[dict]) -> dict[str, dict]:
-    return {n["exercise"]: n for n in notes if "exercise" in n}
+def exercises_done(known: dict[str, Any], notes: list[dict]) -> dict[str, dict]:
+    """What the checks said to each exercise, and of which mistake they say that."""
+    found = {n["exercise"]: n for n in notes if "exercise" in n}
+    for number, note in found.items():
+        said = [number, note["kind"], note["came"]]
+        alike_ones = [m for m in known["mistakes"] if m["signature"] == [said]]
+        note["mistakes"] = [m["mistake"] for m in alike_ones if note["kind"] == "failed"]
+    return found

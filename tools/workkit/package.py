@@ -7,14 +7,10 @@ place, so that the rest can still be imported; what is wrong with it is told.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
-from urllib.request import url2pathname
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -33,12 +29,13 @@ def read_data(folder: Path) -> dict[str, dict[str, Any]]:
 def blanks_of(data: dict[str, dict[str, Any]]) -> dict[str, str]:
     """The untouched cells, of definitions and of exercises, by name."""
     blanks = {n: b["source"] for c in data.values() for n, b in c["blanks"].items()}
-    return blanks | {e["number"]: e["source"] for c in data.values() for e in c["exercises"]}
+    return blanks | {
+        e["number"]: e["source"] for c in data.values() for e in c["exercises"]
+    }
 
 
 def in_two(source: str) -> tuple[list[str], str]:
     """The imports of an answer, which belong to the top of the module, and the rest."""
-    caption, _, code = source.partition("\n")
     nodes = ast.parse(source).body
     if not nodes:
         raise SyntaxError("there is nothing but comments")
@@ -118,35 +115,3 @@ def write_package(folder: Path, texts: dict[str, str]) -> list[str]:
             write_text(path, text)
             changed.append(file)
     return changed
-
-
-def book_folder() -> Path | None:
-    """Where the book's own attnlib is installed, if it is: hints and answers come from it."""
-    if named := os.environ.get("ATTNLIB_BOOK"):
-        return Path(named)
-    try:
-        found = importlib.metadata.distribution("attnlib")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    if origin := found.read_text("direct_url.json"):
-        url = json.loads(origin)["url"]
-        local = Path(url2pathname(unquote(urlparse(url).path))) / "attnlib"
-        if url.startswith("file:") and local.is_dir():
-            return local
-    folder = Path(str(found.locate_file("attnlib")))
-    return folder if folder.is_dir() else None
-
-
-def book_answer(name: str) -> str | None:
-    """The book's definition of a blank, from its installed package."""
-    module, _, symbol = name.rpartition(".")
-    path = (book_folder() or Path("nowhere")) / f"{module.replace('.', '/')}.py"
-    if not path.is_file():
-        return None
-    source = path.read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if getattr(node, "name", "") == symbol:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            lines = source.splitlines()[first - 1 : node.end_lineno]
-            return f"# attnlib/{module.replace('.', '/')}.py: yours, {symbol}\n" + "\n".join(lines)
-    return None

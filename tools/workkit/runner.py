@@ -14,7 +14,6 @@ import builtins
 import faulthandler
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -23,8 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bookkit.grammar import CHECKS, only_python
-from bookkit.stage import touched, used
+from bookkit.grammar import only_python
+from bookkit.stage import used
+from workkit.closure import is_check, is_import, needed
 from workkit.tracing import Tracer
 
 STUCK = 97  # the status of a process that has ended itself
@@ -74,8 +74,11 @@ def limit_memory(megabytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
 
 
-def run(cells: list[dict], owner: dict[str, str], tell: Any) -> list[dict]:
-    """The notes of all cells that the checks need; `tell` hears before and after each."""
+def run(cells: list[dict], owner: dict[str, str], tell: Any, then: Any = None) -> Any:
+    """The notes of all cells that the checks need; `tell` hears before and after each.
+
+    `then` is called before the exercises, in their place.
+    """
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     tracer = Tracer(module.__dict__, owner)
@@ -94,6 +97,8 @@ def run(cells: list[dict], owner: dict[str, str], tell: Any) -> list[dict]:
             before = time.process_time()
             tracer.run_cell(cell["id"], source, blank)
             start += time.process_time() - before if is_check(source) else 0
+    if then:
+        return then(tracer)
     for cell in (c for c in cells if c.get("exercise")):
         tell(cell["id"], tracer.notes, start)
         exercise(tracer, cell)
@@ -117,36 +122,6 @@ def exercise(tracer: Tracer, cell: dict) -> None:
         said = f"try it with {', '.join(sorted(set(cell['checks']) - uses))}"
     found = {"kind": kind, "exercise": cell["exercise"], "came": said, "key": cell["id"]}
     tracer.notes.append(found | {"cell": cell["id"], "labels": [], "uses": [], "text": ""})
-
-
-def is_import(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom)
-
-
-def is_check(source: str) -> bool:
-    return any(CHECKS.match(line) for line in source.splitlines())
-
-
-def needed(sources: list[str]) -> set[int]:
-    """The cells that the checks need: those that define or change what they use."""
-    imported = set()
-    for source in sources:
-        for node in filter(is_import, ast.walk(ast.parse(source))):
-            imported |= {(a.asname or a.name).partition(".")[0] for a in node.names}
-    uses = [used(source) - imported for source in sources]
-    makes = [touched(source) - imported for source in sources]
-    chosen = {i for i, source in enumerate(sources) if is_check(source)}
-    chosen |= {i for i, s in enumerate(sources) if re.match(r"# (The checks? of|attnlib/)", s)}
-    while True:
-        more = {
-            i
-            for last in chosen
-            for i in range(last)
-            if i not in chosen and makes[i] & uses[last]
-        }
-        if not more:
-            return chosen
-        chosen |= more
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def only_one(folder: Path) -> Iterator[None]:
                 if time.time() - path.stat().st_mtime > STALE:  # left by one that died
                     path.unlink()
             if time.time() - start > WAIT:
-                raise SystemExit(f"another run is writing here; if not, delete {path}")
+                raise SystemExit(
+                    f"another run is writing here; if not, delete {path}"
+                ) from None
             time.sleep(0.1)
     try:
         yield

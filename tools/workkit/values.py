@@ -81,7 +81,9 @@ def brief(value: Any, other: Any = None) -> str:
     if len(flat) <= 24:
         return written(listed(value))
     text = f"shape {tuple(shape)}"
-    there = list(numbers(other)) if tuple(getattr(other, "shape", ())) == tuple(shape) else []
+    there = (
+        list(numbers(other)) if tuple(getattr(other, "shape", ())) == tuple(shape) else []
+    )
     gaps = [abs(a - b) if a == a and b == b else math.inf for a, b in zip(flat, there)]  # noqa: B905
     if not gaps:
         return f"{text}, beginning {written(flat[:6])}"

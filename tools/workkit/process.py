@@ -1,0 +1,38 @@
+"""The runner in a process of its own, with limits; and why it ended before its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from workkit.store import read_json
+
+
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Runs a job of `runner.py`: its notes, and in `ended` what broke it off."""
+    with tempfile.TemporaryDirectory() as made:
+        task, out = Path(made, "job.json"), Path(made, "result.json")
+        task.write_text(json.dumps(job), encoding="utf-8")
+        program = Path(__file__).with_name("runner.py")
+        command = [sys.executable, str(program), str(task), str(out)]
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace"
+        )
+        found = read_json(out, {"notes": [], "cell": "the start", "done": False})
+        trace_file = out.with_suffix(".trace")
+        trace = trace_file.read_text("utf-8") if trace_file.exists() else ""
+    found["trace"], found["ended"] = trace, ""
+    found.setdefault("seconds", 0.0)
+    if not found["done"]:
+        last = " ".join((done.stderr or "").strip().splitlines()[-1:])
+        found["ended"] = (
+            f"the process ended in {found['cell']}, status {done.returncode}: {last}"
+        )
+        if "Timeout" in trace:
+            limit = job["seconds"]
+            found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
+    return found
