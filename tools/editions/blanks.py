@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +143,3 @@ def trivial(statement: ast.stmt) -> bool:
         targets = {ast.unparse(target) for target in statement.targets}
         return targets == {f"self.{statement.value.id}"}
     return isinstance(statement, ast.Pass)
-
-
-def answer_lines(source: str, blank: str) -> list[str]:
-    """The lines of ours that the blank has lost, for the test that they are nowhere."""
-    kept = {line.strip() for line in textwrap.dedent(blank).splitlines()}
-    return [line.strip() for line in source.splitlines() if line.strip() not in kept]

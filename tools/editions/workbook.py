@@ -36,6 +36,8 @@ from release import versions
 from workkit.package import blanks_of, texts_of, write_package
 from workkit.store import Store, only_one
 
+FOLDER = "attnlib-workbook"
+
 
 def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, dict]:
     """Makes the folder, or renews it; `built` holds the site, whose numbers it takes."""
@@ -89,6 +91,15 @@ def renew(folder: Path, name: str, notebook: Chapter) -> None:
     shutil.copyfile(old, pristine)
 
 
+def write_zip(root: Path, out: Path, built: Path) -> dict[str, dict]:
+    """A new workbook, packed; unpacked over an old one it replaces no answer."""
+    with tempfile.TemporaryDirectory() as made:
+        data = write_workbook(root, Path(made, FOLDER), built)
+        shutil.rmtree(Path(made, FOLDER, "yours"))
+        pack(out, Path(made))
+    return data
+
+
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("folder", nargs="?", type=Path, help="new, or an old workbook")
@@ -96,12 +107,10 @@ def main() -> int:
     args = options.parse_args()
     if not args.folder and not args.zip:
         options.error("name a folder, or --zip OUT.zip")
-    with tempfile.TemporaryDirectory() as made:
-        folder = args.folder or Path(made)
-        data = write_workbook(args.root, folder, args.root)
-        blanks = [b for known in data.values() for b in known["blanks"].values()]
-        if args.zip:
-            pack(args.zip, folder)
+    data = write_workbook(args.root, args.folder, args.root) if args.folder else {}
+    if args.zip:
+        data = write_zip(args.root, args.zip, args.root)
+    blanks = [b for known in data.values() for b in known["blanks"].values()]
     hours = round(sum(blank["minutes"] for blank in blanks) / 60)
     print(f"{len(data)} notebooks, {count_of(blanks)} to write, about {hours} hours")
     return 0

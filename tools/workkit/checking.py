@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from workkit import naming
 from workkit.ours import book_answer
 from workkit.package import blanks_of, read_data, texts_of, write_package
-from workkit.process import run_job
+from workkit.process import blame_end, run_job
 from workkit.store import Store, only_one, read_json, write_whole
 
 SECONDS = 180  # for one cell
@@ -88,7 +87,7 @@ class Workbook:
         for name, problem in self.problems.items():
             if name in blanks:
                 blanks[name] = {"state": "failed", "problem": problem}
-        self.blame_end(run, blanks)
+        blame_end(run, blanks)
         complete = all(found["state"] == "passed" for found in blanks.values())
         held = naming.equations_held(known, run["notes"], complete)
         done = naming.exercises_done(known, run["notes"])
@@ -103,18 +102,6 @@ class Workbook:
         self.save()
         result = {"chapter": key, "blanks": blanks, "equations": held, "exercises": done}
         return result | {"said": said, "ended": run["ended"], "seconds": run["seconds"]}
-
-    def blame_end(self, run: dict, blanks: dict[str, dict]) -> None:
-        """A run that was ended counts against the definition that was running."""
-        if not run["ended"]:
-            return
-        inside = [n for n in blanks if f'"<{n}>"' in run["trace"]] or [
-            n for n in blanks if blanks[n]["state"] not in ("to do", "lent", "passed")
-        ]
-        for name in inside[:1]:
-            line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
-            where = f", in line {line[1]} of your cell" if line else ""
-            blanks[name] = {"state": "failed", "problem": f"{name}: {run['ended']}{where}"}
 
     def run(self, known: dict, answers: dict[str, str], seconds: int = SECONDS) -> dict:
         """What happened in the chapter's cells with these answers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,3 +37,16 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
             limit = job["seconds"]
             found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
     return found
+
+
+def blame_end(run: dict, blanks: dict[str, dict]) -> None:
+    """A run that was ended counts against the definition that was running."""
+    if not run["ended"]:
+        return
+    inside = [n for n in blanks if f'"<{n}>"' in run["trace"]] or [
+        n for n in blanks if blanks[n]["state"] not in ("to do", "lent", "passed")
+    ]
+    for name in inside[:1]:
+        line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
+        where = f", in line {line[1]} of your cell" if line else ""
+        blanks[name] = {"state": "failed", "problem": f"{name}: {run['ended']}{where}"}
