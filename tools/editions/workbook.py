@@ -31,7 +31,8 @@ from editions.plain import Plain
 from editions.reflow import reflow
 from editions.setup_cell import needed_files
 from editions.workbook_data import describe, package_of
-from editions.workbook_page import cells_of, furnish
+from editions.workbook_folder import furnish
+from editions.workbook_page import cells_of
 from release import versions
 from workkit.package import blanks_of, texts_of, write_package
 from workkit.store import Store, only_one

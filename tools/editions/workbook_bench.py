@@ -79,9 +79,9 @@ class Bench:
             def said(number: str, source: str) -> str:
                 runner.exercise(tracer, cells[number] | {"source": source})
                 note = tracer.notes[-1]
-                return json.dumps([number, note["kind"], note["came"]])
+                return json.dumps([[number, note["kind"], note["came"]], note["returns"]])
 
             return [in_a_fork(partial(said, *answer)) for answer in answers]
 
         told = self.try_out(key, {}, then) or []
-        return [json.loads(t) if t.startswith("[") else ["", "ended", t] for t in told]
+        return [json.loads(t) if t.startswith("[") else [["", "ended", t]] for t in told]

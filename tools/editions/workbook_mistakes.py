@@ -31,7 +31,7 @@ def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
     tried = [f for f in faults if f.kind != "equation"]
     answers = [(f.subject, f"# Exercise {f.subject}: yours\n{f.answer}") for f in tried]
     digits = {
-        str(f): ([], [d])
+        str(f): ([], d)
         for f, d in zip(tried, bench.try_answers(chapter.key, answers), strict=True)
     }
     seen: list[dict] = []  # one that is kept for two equations is tried once
@@ -46,7 +46,7 @@ def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
         blanks, kept = digits[str(fault)]
         made = {"subject": fault.subject, "mistake": fault.mistake}
         found.append(made | {"blanks": blanks, "signature": kept})
-        caught = any(kind != "passed" for _, kind, _ in kept)
+        caught = kept and kept[0][1] != "passed"
         print(
             f"{'caught' if caught else 'NOT SEEN':9} {fault}", file=sys.stderr, flush=True
         )

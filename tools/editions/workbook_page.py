@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from bookkit.chapters import Chapter, write_text
+from bookkit.chapters import Chapter
 from bookkit.grammar import CLOSED, SOLUTION
 from bookkit.grammar import folded as is_folded
 from editions.blanks import count
@@ -25,7 +22,6 @@ SETUP = """\
 # this chapter on what you wrote, and `workbook.hint("…")` gives a hint.
 import os
 import sys
-from pathlib import Path
 
 if "google.colab" in sys.modules:  # the folder lies on your drive
     from google.colab import drive
@@ -49,7 +45,6 @@ CHECK = """\
 
 The next cell runs the checks of this chapter on your code, in a process of its own. Save \
 the notebook first, if you changed cells without running them."""
-GIVEN_FILES = ["chapters", "grammar", "modules", "stage", "statements", "tangle"]
 
 
 def cells_of(
@@ -112,32 +107,3 @@ def story_cells(
     caption = plain.markdown(caption, chapter.name, chapter.where(cell))
     text = f"**{number}.** {caption}\n\n{IN_WORDS.format(figure['image']['alt'])}"
     return [made, new_markdown_cell(text, id=name)]
-
-
-def furnish(
-    root: Path, folder: Path, data: dict[str, dict], version: str, site: str | None
-) -> None:
-    """The programs, the pages and the settings of the folder."""
-    write_text(folder / "data" / "site.json", json.dumps({"site": site}) + "\n")
-    tools = root / "tools"
-    for path in [tools / "bookkit" / f"{name}.py" for name in GIVEN_FILES]:
-        write_text(folder / "tools" / "bookkit" / path.name, path.read_text("utf-8"))
-    for path in (tools / "workkit").glob("*.py"):
-        write_text(folder / "tools" / "workkit" / path.name, path.read_text("utf-8"))
-    for path in (root / "attnlib").rglob("*"):
-        if path.name in ("__init__.py", "py.typed"):
-            write_text(folder / path.relative_to(root), path.read_text("utf-8"))
-    shutil.copyfile(root / "LICENSE", folder / "LICENSE")
-    rows = []
-    for known in data.values():
-        work, tasks = known["blanks"].values(), known["exercises"]
-        if work or tasks:
-            a, b = (sum(x["minutes"] for x in part) for part in (work, tasks))
-            names = ", ".join(f"`{blank['symbol']}`" for blank in work) or "—"
-            rows.append(f"| {known['key']} | {known['title']} | {names} | {a} | {b} |")
-    values = {"VERSION": version, "ROWS": "\n".join(rows)}
-    for path in (root / "book" / "workbook" / "folder").iterdir():
-        text = path.read_text("utf-8")
-        for name, value in values.items():
-            text = text.replace(f"<{name}>", value)
-        write_text(folder / path.name, text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
@@ -54,9 +56,7 @@ def final(book: Workbook) -> bool:
         )
         return False
     with tempfile.TemporaryDirectory() as made:
-        venv.create(Path(made, "bare"), system_site_packages=True, with_pip=True)
-        here = "Scripts" if sys.platform == "win32" else "bin"
-        python = str(Path(made, "bare", here, "python"))
+        python = bare_python(Path(made, "bare"))
         install = [
             python,
             "-m",
@@ -64,6 +64,7 @@ def final(book: Workbook) -> bool:
             "install",
             "--quiet",
             "--no-deps",
+            "--no-build-isolation",
             "--force-reinstall",
         ]
         subprocess.run([*install, str(book.folder)], check=True, cwd=made)
@@ -75,6 +76,18 @@ def final(book: Workbook) -> bool:
     return done.returncode == 0
 
 
+def bare_python(folder: Path) -> str:
+    """A new environment: what is installed here is looked for after what is in it."""
+    venv.create(folder, with_pip=True)
+    here = "Scripts" if sys.platform == "win32" else "bin"
+    python = str(folder / here / "python")
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    place = subprocess.check_output([python, "-c", ask], text=True).strip()
+    outer = sysconfig.get_path("purelib")
+    Path(place, "outer.pth").write_text(f"{outer}\n", encoding="utf-8")
+    return python
+
+
 def names(book: Workbook) -> list[str]:
     """All definitions; without Triton, those of chapter 15 do not count."""
     skip = set() if sys.platform == "linux" else {"15"}
@@ -83,8 +96,6 @@ def names(book: Workbook) -> list[str]:
 
 def table(book: Workbook, python: str, folder: str) -> None:
     """Yours and ours: lines, milliseconds, memory kept for the backward."""
-    import json
-
     ours, rows = book_folder(), {}
     paths = {"yours": book.folder, **({"ours": ours.parent} if ours else {})}
     for who, path in paths.items():

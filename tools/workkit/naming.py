@@ -60,10 +60,12 @@ def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[s
     mistakes = named(known["mistakes"], notes, name, own)
     labels = known["blanks"][name]["labels"]
 
-    def size(note: dict) -> tuple[int, int]:
-        crashed = note["kind"] == "raised"
-        return crashed, len(str(note.get("inputs", ""))) + len(
-            str(note.get("compared", ""))
+    def size(note: dict) -> tuple[bool, bool, int]:
+        crashed, shows = note["kind"] == "raised", bool(note.get("compared"))
+        return (
+            crashed,
+            not shows,
+            len(str(note.get("inputs", ""))) + len(str(note.get("compared", ""))),
         )
 
     first = min(own, key=size)
@@ -85,7 +87,7 @@ def reliable(notes: list[dict]) -> list[dict]:
 
 def signature(notes: list[dict]) -> list[list[Any]]:
     """What is kept of a run with a mistake: each assertion that failed, with its digits."""
-    bad = [n for n in reliable(notes) if n["kind"] in BAD]
+    bad = [n for n in notes if n["kind"] in BAD]
     return [[n["key"], n["kind"], n.get("digits", [])] for n in bad]
 
 
@@ -136,6 +138,9 @@ def exercises_done(known: dict[str, Any], notes: list[dict]) -> dict[str, dict]:
     found = {n["exercise"]: n for n in notes if "exercise" in n}
     for number, note in found.items():
         said = [number, note["kind"], note["came"]]
-        alike_ones = [m for m in known["mistakes"] if m["signature"] == [said]]
-        note["mistakes"] = [m["mistake"] for m in alike_ones if note["kind"] == "failed"]
+        told = [m for m in known["mistakes"] if m["signature"][:1] == [said]]
+        closer = [m for m in told if alike(m["signature"][1:], [note["returns"]])]
+        note["mistakes"] = [m["mistake"] for m in closer or told]
+        if note["kind"] != "failed":
+            note["mistakes"] = []
     return found
