@@ -11,6 +11,7 @@ import time
 import pytest
 
 from bookkit.chapters import read_chapters
+from bookkit.grammar import SOLUTION
 from bookkit.modules import read_modules
 from bookkit.statements import formatted
 from editions.blanks import read_blanks, without_answer
@@ -48,7 +49,12 @@ def ours():
     modules = read_modules(chapters)
     parts = [part for c in chapters for part in reflow(c, modules, blanks) if part.pieces]
     asked = [(part.pieces[0].blank, part) for part in parts]
-    return {b.name: source_of(part, answered=True) for b, part in asked if b}
+    found = {b.name: source_of(part, answered=True) for b, part in asked if b}
+    for cell in (cell for c in chapters for cell in c.code_cells):
+        if solved := SOLUTION.match(cell.source):
+            start = f"# Exercise {solved[1]}: yours"
+            found[solved[1]] = f"{found.get(solved[1], start)}\n{cell.source}"
+    return found
 
 
 def check(folder, *words):
@@ -83,10 +89,10 @@ def cell_of(folder, name):
 
 def test_no_answer_is_in_the_folder(untouched, ours):
     blanks = read_blanks(ROOT)
-    assert ours.keys() == blanks.keys()
+    assert blanks.keys() < ours.keys()
     texts = [p.read_text("utf-8") for p in untouched.rglob("*") if is_text(p)]
     plain = ["".join(t.split()).replace("\\n", "").replace('\\"', '"') for t in texts]
-    for name, source in ours.items():
+    for name, source in ((name, ours[name]) for name in blanks):
         body = source.partition("\n")[2]
         lost = answer_lines(body, without_answer(blanks[name], body))
         answer = "".join("".join(lost).split())
@@ -104,7 +110,8 @@ def is_text(path):
 
 
 def test_our_answers_make_our_package(untouched, ours):
-    texts, problems = texts_of(read_data(untouched), ours)
+    answers = {name: ours[name] for name in read_blanks(ROOT)}
+    texts, problems = texts_of(read_data(untouched), answers)
     assert not problems
     for file, text in texts.items():
         assert formatted(text, file, ROOT) == (ROOT / file).read_text("utf-8"), file
@@ -126,8 +133,7 @@ def test_our_answers_pass(folder, ours, key, request):
     done = check(folder, key, "--json", folder / "grade.json")
     assert done.returncode == 0, done.stdout + done.stderr
     (grade,) = json.loads((folder / "grade.json").read_text("utf-8"))["chapters"]
-    kinds = {"definition", "equation"}
-    assert all(t["score"] for t in grade["tests"] if t["kind"] in kinds), grade
+    assert [t for t in grade["tests"] if not t["score"]] == []
 
 
 # What the reader is told

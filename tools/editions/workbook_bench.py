@@ -13,7 +13,7 @@ from typing import Any
 from bookkit.chapters import Chapter, read_chapters
 from bookkit.mistakes import Fault
 from bookkit.modules import read_modules
-from bookkit.stage import in_a_fork
+from bookkit.stage import in_a_fork, used
 from editions.blanks import read_blanks
 from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
@@ -54,7 +54,7 @@ class Bench:
         cells = [
             cell | {"source": answers.get(cell.get("blank", ""), cell["source"])}
             for cell in self.data[key]["cells"]
-            if "exercise" not in cell
+            if then or "exercise" not in cell
         ]
         owner = {b["symbol"]: name for name, b in self.data[key]["blanks"].items()}
 
@@ -74,6 +74,8 @@ class Bench:
     def try_answers(self, key: str, answers: list[tuple[str, str]]) -> list[Any]:
         """What the checks of exercises say to answers, each in a fork of one run."""
         cells = {c["exercise"]: c for c in self.data[key]["cells"] if "exercise" in c}
+        for number, source in answers:
+            cells[number].setdefault("names", []).extend(used(source))
 
         def then(tracer: Any) -> list[str]:
             def said(number: str, source: str) -> str:

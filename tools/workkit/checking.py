@@ -10,7 +10,7 @@ from typing import Any
 from workkit import naming
 from workkit.ours import book_answer
 from workkit.package import blanks_of, read_data, texts_of, write_package
-from workkit.process import blame_end, run_job
+from workkit.process import blame_end, parsed, run_job
 from workkit.store import Store, only_one, read_json, write_whole
 
 SECONDS = 180  # for one cell
@@ -110,7 +110,7 @@ class Workbook:
             name = cell.get("blank") or cell.get("exercise", "")
             given = answers | (self.store.answers if "exercise" in cell else {})
             if name in given and name not in self.problems:
-                cell = cell | {"source": given[name]}
+                cell = cell | {"source": parsed(given[name])}
             cells.append(cell)
         owner = {blank["symbol"]: name for name, blank in known["blanks"].items()}
         job = {"folder": str(self.folder), "cells": cells, "owner": owner}

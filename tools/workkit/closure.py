@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 
-from bookkit.grammar import CHECKS
+from bookkit.grammar import CHECKS, only_python
 from bookkit.stage import touched, used
 
 
@@ -17,8 +16,9 @@ def is_check(source: str) -> bool:
     return any(CHECKS.match(line) for line in source.splitlines())
 
 
-def needed(sources: list[str]) -> set[int]:
-    """The cells that the checks need: those that define or change what they use."""
+def needed(cells: list[dict]) -> set[int]:
+    """The cells that checks and exercises need: they define or change what those use."""
+    sources = [only_python(cell["source"]) for cell in cells]
     imported = set()
     for source in sources:
         for node in filter(is_import, ast.walk(ast.parse(source))):
@@ -26,9 +26,11 @@ def needed(sources: list[str]) -> set[int]:
     uses = [used(source) - imported for source in sources]
     makes = [touched(source) - imported for source in sources]
     chosen = {i for i, source in enumerate(sources) if is_check(source)}
-    chosen |= {
-        i for i, s in enumerate(sources) if re.match(r"# (The checks? of|attnlib/)", s)
-    }
+    chosen |= {i for i, source in enumerate(sources) if source.startswith("# attnlib/")}
+    for index, cell in enumerate(cells):
+        if "exercise" in cell:  # what its check needs, and its answer
+            chosen.add(index)
+            uses[index] |= set(cell["checks"]) | set(cell.get("names", []))
     while True:
         more = {
             i

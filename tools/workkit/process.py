@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bookkit.grammar import only_python
 from workkit.store import read_json
 
 
@@ -50,3 +52,12 @@ def blame_end(run: dict, blanks: dict[str, dict]) -> None:
         line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
         where = f", in line {line[1]} of your cell" if line else ""
         blanks[name] = {"state": "failed", "problem": f"{name}: {run['ended']}{where}"}
+
+
+def parsed(source: str) -> str:
+    """A cell, or code that says why it is none."""
+    try:
+        ast.parse(only_python(source))
+    except SyntaxError as error:
+        return f"raise AssertionError({f'line {error.lineno}: {error.msg}'!r})"
+    return source

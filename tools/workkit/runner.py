@@ -83,7 +83,7 @@ def run(cells: list[dict], owner: dict[str, str], tell: Any, then: Any = None) -
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     tracer = Tracer(module.__dict__, owner)
-    chosen = needed([only_python(cell["source"]) for cell in cells])
+    chosen = needed(cells)
     tell("the imports", tracer.notes, 0.0)
     start = 0.0
     for index, cell in enumerate(cells):
