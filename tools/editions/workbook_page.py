@@ -22,6 +22,7 @@ SETUP = """\
 # this chapter on what you wrote, and `workbook.hint("…")` gives a hint.
 import os
 import sys
+from pathlib import Path
 
 if "google.colab" in sys.modules:  # the folder lies on your drive
     from google.colab import drive
