@@ -7,10 +7,9 @@ python check.py --help     hints, answers, milestones and the rest
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "tools")]
-
-from workkit.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main(HERE, sys.argv[1:]))
+    here = Path(__file__).resolve().parent
+    sys.path.insert(0, str(here / "tools"))
+    from workkit.cli import main
+
+    sys.exit(main(here, sys.argv[1:]))
