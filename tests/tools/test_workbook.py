@@ -160,6 +160,41 @@ def test_each_mistake_is_known_by_its_own_numbers(untouched):
     ]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="mistakes are entered in forks")
+@every_chapter
+def test_each_mistake_entered_is_named(key, tmp_path, request):
+    if key != SAMPLE and not request.config.getoption("--thorough"):
+        pytest.skip("--thorough tries every chapter")
+    program = "import sys; sys.path.insert(0, sys.argv[1])\n" + NAMED
+    command = [sys.executable, "-c", program, ROOT / "tools", ROOT, tmp_path, key]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    told = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
+    wrong = [mistake for mistake, said in told if mistake not in said]
+    assert told and len(wrong) <= len(told) / 10, (wrong, done.stderr)
+
+
+NAMED = """
+import json
+from pathlib import Path
+
+from bookkit.chapters import read_chapters
+from bookkit.mistakes import read_faults
+from editions.workbook_bench import Bench
+from workkit.naming import judge
+
+root, folder, key = Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+bench = Bench(root, folder)
+(chapter,) = [c for c in read_chapters(root) if c.key == key]
+known, seen = bench.data[key], []
+for fault in read_faults(root, chapter):
+    entered = bench.entered(chapter, fault) if fault.kind == "equation" else {}
+    if entered and entered not in seen:
+        seen.append(entered)
+        notes = bench.try_out(key, entered) or []
+        found = judge(known, notes, dict.fromkeys(known["blanks"], "written"))
+        said = [text for blank in found.values() for text in blank.get("mistakes", [])]
+        print(json.dumps([fault.mistake, said]))
+"""
 TAB = " " * 8
 ENDS = {
     "a loop": ("self.attention = ", f"while True:\n{TAB}    pass\n{TAB}self.attention = "),

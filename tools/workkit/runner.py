@@ -32,6 +32,9 @@ STUCK = 97  # the status of a process that has ended itself
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     limit_memory(job["megabytes"])
     prepare(Path(job["folder"]))
