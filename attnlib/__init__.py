@@ -11,7 +11,7 @@ from attnlib.checks import refuse_bad_inputs
 from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
-from attnlib.flash_triton import flash_attention_triton
+from attnlib.flash_triton import flash_attention_triton, flash_decoding_triton
 from attnlib.fused import fused_attention
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
@@ -80,4 +80,6 @@ __all__ = [
     "testing",
     # Appendix B: beside PyTorch
     "fused_attention",
+    # Appendix E: kernels in practice
+    "flash_decoding_triton",
 ]

@@ -83,6 +83,8 @@ def fit_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if not isinstance(value, Tensor) or not query.is_floating_point():
         return False
+    if query.is_nested or key.is_nested or value.is_nested:
+        return False
     if not (query.dtype == key.dtype == value.dtype):
         return False
     if not (query.device == key.device == value.device):
@@ -91,6 +93,19 @@ def fit_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if len(q) < 2 or not q[:-2] == k[:-2] == v[:-2] or len(q) != len(k) or len(q) != len(v):
         return False
     return q[-1] == k[-1] != 0 and k[-2] == v[-2]
+
+
+def refuse_nested(name: str, tensor: Tensor) -> None:
+    """Refuses sequences of different lengths in one nested or jagged tensor.
+
+    Raises:
+        TypeError: the tensor is nested.
+
+    Source: the contract, appendix A.
+    """
+    if tensor.is_nested:
+        advice = "pad the sequences, and mask what was padded by padding_mask"
+        raise TypeError(f"{name}: expected a tensor that is not nested; {advice}")
 
 
 def refuse_misfits(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -105,6 +120,7 @@ def refuse_misfits(query: Tensor, key: Tensor, value: Tensor) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+        refuse_nested(name, tensor)
         got = f"got shape {tuple(tensor.shape)}"
         if tensor.dim() < 2:
             raise ValueError(
@@ -153,6 +169,7 @@ def refuse_bad_tokens(
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+    refuse_nested(name, x)
     if x.dim() < dims or x.shape[-1] != features:
         raise ValueError(
             f"{name}: expected at least {dims} dimensions, the last of {features} "

@@ -91,7 +91,9 @@ def attend_fused(
     attend = F.scaled_dot_product_attention
     if mask is None and (not causal or queries == 1):  # the last query sees every key
         return attend(query, key, value, scale=scale)
-    if mask is None and queries >= keys:  # the first ones see nothing, the rest a square
+    if mask is None and queries == keys:
+        return attend(query, key, value, is_causal=True, scale=scale)
+    if mask is None and queries > keys:  # the first ones see nothing, the rest a square
         seeing = query[..., queries - keys :, :]
         output = attend(seeing, key, value, is_causal=True, scale=scale)
         return F.pad(output, (0, 0, queries - keys, 0))

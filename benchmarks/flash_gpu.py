@@ -13,18 +13,27 @@ nothing is timed.
 
     python benchmarks/flash_gpu.py                writes results/flash_gpu.json
     python benchmarks/flash_gpu.py --check-only   errors alone, writes nothing
-    python benchmarks/flash_gpu.py --dry-run      interpreter, tiny sizes, writes nothing
+    python benchmarks/flash_gpu.py --tune         which tiles are fastest on this GPU
+    python benchmarks/flash_gpu.py --dry-run      all of it, interpreted, tiny sizes
+
+`--tune` tries settings for each kernel, head dimension and dtype, in an order that is
+drawn, so that what it gets to within `--minutes` is a sample; each takes seconds. One whose
+registers or shared memory can't suffice is not tried, one that the GPU refuses is told. It
+prints lines for the tables of attnlib/flash_triton/settings.py, which is where the package
+has its settings from, and writes results/flash_tune_CAPABILITY.json.
 """
 
 import argparse
 import itertools
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, get_args
+from unittest.mock import patch
 
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are decorated
@@ -37,6 +46,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnlib import flash_attention_triton
+from attnlib.flash_triton import Setting, choose_setting, launch
+from attnlib.flash_triton.settings import Kernel
 
 DRY = "--dry-run" in sys.argv
 DEVICE = "cpu" if DRY else "cuda"
@@ -254,6 +265,182 @@ def measure(
     }
 
 
+# --- Settings --------------------------------------------------------------------------
+
+SIDES = (16, 256) if DRY else (16, 32, 64, 128)  # a tile of 256 will not fit
+WARPS, STAGES = ((1,), (1, 2)) if DRY else ((4, 8), (1, 2, 3, 4))
+TUNED_DIMS = DIMS if DRY else (64, 128, 256)
+TUNED_LENGTH, TUNED_HEADS = (16, 2) if DRY else (4096, 32)
+REGISTERS = 255  # that a thread may have
+UNROLLED = 4096  # multiply-adds of a thread for a tile; more take minutes to compile
+
+
+class GPU(NamedTuple):
+    """What limits a setting: capability, and bytes of shared memory for a program."""
+
+    capability: int
+    shared: int
+
+    @classmethod
+    def here(cls) -> "GPU":
+        """The one at hand; in the interpreter a small one."""
+        if DRY:
+            return cls(0, 8192)
+        major, minor = torch.cuda.get_device_capability()
+        asked = triton.runtime.driver.active.utils.get_device_properties
+        found = asked(torch.cuda.current_device())
+        return cls(10 * major + minor, found["max_shared_mem"])
+
+
+def why_not(
+    kernel: Kernel, setting: Setting, dim: int, dtype: torch.dtype, gpu: GPU
+) -> str | None:
+    """Why a setting can't fit, by chapter 15's two limits; `None` if it may.
+
+    Counted is the least: what must be held, without addresses or a second copy.
+    """
+    r, c, warps, stages = setting
+    by_keys = kernel in ("key_value_gradient", "all_gradients")
+    held = c * (r + 2 * dim) if by_keys else r * (c + dim)
+    if held / (32 * warps) > REGISTERS:
+        return f"at least {held // (32 * warps)} registers a thread"
+    walked = r if by_keys else c
+    loaded = dtype.itemsize * 2 * dim * walked * max(stages - 1, 1)
+    if loaded > gpu.shared:
+        return f"at least {loaded} bytes of shared memory"
+    cores = dtype == torch.float32 or 0 < gpu.capability < 80
+    products = r * c * 2 * dim // (32 * warps)
+    if cores and products > UNROLLED:
+        return f"{products} multiply-adds a thread, one after the other"
+    if cores and stages > 1:
+        return "stages are for tensor cores"
+    return None
+
+
+def candidates(
+    kernel: Kernel, dim: int, dtype: torch.dtype, gpu: GPU
+) -> tuple[list[Setting], dict[Setting, str]]:
+    """Settings to try, in an order that is drawn, and why others are not."""
+    every = [Setting(*sizes) for sizes in itertools.product(SIDES, SIDES, WARPS, STAGES)]
+    random.Random(0).shuffle(every)
+    refused = {s: why_not(kernel, s, dim, dtype, gpu) for s in every}
+    refused = {setting: words for setting, words in refused.items() if words}
+    return [setting for setting in every if setting not in refused], refused
+
+
+def kernel_call(kernel: Kernel, dim: int, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+    """Starts one kernel with causal inputs, and returns what it writes."""
+    torch.manual_seed(0)
+    shape = (1, TUNED_LENGTH, TUNED_HEADS, dim)
+    drawn = [torch.randn(shape, device=DEVICE, dtype=dtype) for _ in range(4)]
+    query, key, value, grad_output = (tensor.transpose(1, 2) for tensor in drawn)
+    inputs, rest = (query, key, value, None), (True, dim**-0.5)
+    if kernel == "forward":
+        return lambda: [launch.run_forward(*inputs, *rest)[0]]
+    output, lse = launch.run_forward(*inputs, *rest)
+    numbers = launch.run_statistics(output, grad_output, lse, torch.zeros_like(lse))
+    needed = (kernel != "key_value_gradient", kernel != "query_gradient")
+
+    def backward() -> list[Tensor]:
+        found = launch.run_backward(*inputs, grad_output, numbers, *rest, needed)
+        return [tensor for tensor in found if tensor is not None]
+
+    return backward
+
+
+def with_setting(setting: Setting, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, with this setting in place of the table's."""
+
+    def run() -> Any:
+        with patch.object(launch, "choose_setting", lambda *case: setting):
+            return call()
+
+    return run
+
+
+def tune_one(
+    kernel: Kernel, dim: int, dtype: torch.dtype, gpu: GPU, seconds: float
+) -> dict[str, Any]:
+    """Times of all settings of one kernel that run here, the three best ones in turn."""
+    start, call = time.monotonic(), kernel_call(kernel, dim, dtype)
+    expected, times = call(), {}
+    tried, refused = candidates(kernel, dim, dtype, gpu)
+    print(f"  {len(tried)} settings to try, {len(refused)} can't fit", flush=True)
+    for number, setting in enumerate(tried):
+        if time.monotonic() - start > seconds:
+            refused.update(dict.fromkeys(tried[number:], "no time left"))
+            break
+        run = with_setting(setting, call)
+        try:
+            for ours, theirs in zip(run(), expected, strict=True):  # compiles
+                torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+            times[setting] = statistics.median(gpu_times({"run": run}, 5)["run"])
+        except (RuntimeError, AssertionError, triton.TritonError) as error:
+            refused[setting] = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = f"{times[setting]:.3f} ms" if setting in times else refused[setting][:60]
+        print(f"  {number + 1}/{len(tried)}", *setting, said, flush=True)
+    best = sorted(times, key=times.get)[:3]
+    calls = {str(place): with_setting(setting, call) for place, setting in enumerate(best)}
+    for place, taken in gpu_times(calls, 2 if DRY else 21).items():
+        times[best[int(place)]] = statistics.median(taken)
+    return {
+        **{"kernel": kernel, "dim": dim, "dtype": str(dtype).removeprefix("torch.")},
+        "table": choose_setting(kernel, dim, dtype, gpu.capability),
+        "ms": [[*setting, round(ms, 4)] for setting, ms in times.items()],
+        "refused": [[*setting, words] for setting, words in refused.items()],
+    }
+
+
+def fastest(rows: list[dict[str, Any]]) -> tuple[int, ...]:
+    """The setting that takes the least time in all of these together."""
+    sums: dict[tuple[int, ...], list[float]] = {}
+    for row in rows:
+        for *setting, ms in row["ms"]:
+            sums.setdefault(tuple(setting), []).append(ms)
+    most = max(map(len, sums.values()))  # where no setting ran in all of them
+    able = {setting: sum(ms) for setting, ms in sums.items() if len(ms) == most}
+    return min(able, key=able.get)
+
+
+def as_table(rows: list[dict[str, Any]], capability: int) -> str:
+    """What was found, as lines of SETTINGS and of SETTINGS_FLOAT32.
+
+    float32 has one setting for all kernels; below 8.0 it has those of float16.
+    """
+    rows = [row for row in rows if row["ms"]]
+    shared = 0 < capability < 80
+    by_kernel: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    by_dim: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["dtype"] == "float16" or shared:
+            by_kernel.setdefault((row["kernel"], row["dim"]), []).append(row)
+        else:
+            by_dim.setdefault(row["dim"], []).append(row)
+    lines = ["SETTINGS"]
+    for (kernel, dim), found in by_kernel.items():
+        lines.append(f'    ({capability}, "{kernel}", {dim}): Setting{fastest(found)},')
+    lines.append("SETTINGS_FLOAT32")
+    lines += [f"    {dim}: Setting{fastest(found)}," for dim, found in by_dim.items()]
+    return "\n".join(lines)
+
+
+def tune(deadline: float, described: dict[str, Any]) -> None:
+    """Measures, prints the table, and writes the record."""
+    gpu, rows = GPU.here(), []
+    dtypes = (torch.float16, torch.float32)
+    dims = [dim for dim in TUNED_DIMS if not 0 < gpu.capability < 80 or dim <= 128]
+    cases = list(itertools.product(get_args(Kernel), dims, dtypes))
+    for number, case in enumerate(cases):
+        print(f"{number + 1}/{len(cases)}", *case, flush=True)
+        share = (deadline - time.monotonic()) / (len(cases) - number)
+        rows.append(tune_one(*case, gpu, share))
+    print(as_table(rows, gpu.capability))
+    record = {"length": TUNED_LENGTH, "heads": TUNED_HEADS, "causal": True}
+    record |= {"gpu": described, "rows": rows}
+    if not DRY:
+        write_record(f"flash_tune_{gpu.capability}", record)
+
+
 def describe_gpu() -> dict[str, Any]:
     """The GPU, its driver, and the versions that decide how fast the numbers came."""
     command = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm"]
@@ -273,10 +460,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="interpreter, tiny sizes")
     parser.add_argument("--check-only", action="store_true", help="errors alone")
+    parser.add_argument("--tune", action="store_true", help="settings of the kernels")
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything")
     arguments = parser.parse_args()
     deadline = time.monotonic() + 60 * arguments.minutes
     gpu = {} if DRY else describe_gpu()
+    if arguments.tune or DRY:
+        tune(deadline, gpu)
+    if arguments.tune:
+        return
     errors, good = check()
     if not good:
         sys.exit("flash_gpu: an error is too large; nothing was timed")

@@ -1,14 +1,15 @@
 """What the Triton kernels use on GPUs that are not here: compiled for them, not run.
 
-Registers, spills and whether products wait for each other are from the assembler's report;
-shared memory and instructions from Triton's. Not with TRITON_INTERPRET set: a process
-either interprets or compiles.
+Registers, spills and whether products wait for each other are from the report of the
+assembler that Triton called, as Triton called it; shared memory and instructions from
+Triton's. Not with TRITON_INTERPRET set: a process either interprets or compiles.
 
     python benchmarks/flash_kernels.py            writes results/flash_kernels.json
     python benchmarks/flash_kernels.py --json     prints it, one kernel a line
     python benchmarks/flash_kernels.py --json 90  the same for one compute capability
     python benchmarks/flash_kernels.py --full     prints every head dimension and dtype
     python benchmarks/flash_kernels.py --masks    prints every kind of mask
+    python benchmarks/flash_kernels.py --cores    prints those for 7.5, a T4
     python benchmarks/flash_kernels.py --grid     writes results/flash_tiles.json
     ... --masks --json 90                         the same for one compute capability
 """
@@ -23,9 +24,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -37,9 +40,10 @@ from attnlib.flash_triton.blocks import Heads
 from attnlib.flash_triton.launch import STATISTICS_ROWS, padded
 
 FLOAT32 = ("lse", "grad_lse", "level", "delta")  # pointers to one number a query
-SIZES = ("heads", "queries", "keys", "scale")
-KERNELS = ("forward", "query_gradient", "key_value_gradient")
+SIZES = ("heads", "queries", "keys", "together", "scale")
+KERNELS = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
 CAPABILITIES = (80, 90, 100)
+FUSED_INTO_ONE = re.compile(r"\bfma\.rn(?:\.ftz)?\.f32")  # a · b + c, rounded once
 TENSOR_CORE = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 DIVISIBLE = [["tt.divisibility", 16]]
 
@@ -72,6 +76,9 @@ class Case(NamedTuple):
     even: bool = True
     d_v: int = 0  # as dim
     setting: tuple[int, ...] = ()  # the table's
+    group: int = 1  # heads of queries that share one of keys and values
+    precision: str = "ieee"  # of products of float32
+    fused: bool = True  # as a launch has it
 
 
 def cases(which: str) -> list[Case]:
@@ -87,6 +94,14 @@ def cases(which: str) -> list[Case]:
             KERNELS, CAPABILITIES, ("fp16",), (128,), (True,), masks, even
         )
         return [Case(*case) for case in found]
+    if which == "cores":  # no tensor cores there, and float32 has tiles of its own
+        masks, dims, dtypes = ("none", "additive"), (64, 128), ("fp16", "fp32")
+        found = itertools.product(KERNELS, dtypes, dims, masks)
+        kernels = [Case(k, 75, t, d, True, m, m == "none") for k, t, d, m in found]
+        return [*kernels, *(Case("statistics", 75, t, 128) for t in dtypes)]
+    if which == "fusion":
+        found = itertools.product(KERNELS, (True, False))
+        return [Case(kernel, 90, "fp16", 64, fused=fused) for kernel, fused in found]
     if which == "grid":
         plain = {"causal": False}
         return [Case("forward", 90, "fp16", d, setting=s, **plain) for d, *s in GRID]
@@ -97,6 +112,10 @@ def cases(which: str) -> list[Case]:
         Case("key_value_gradient", 90, "fp16", 256, causal=False, even=False),
         Case("query_gradient", 90, "fp16", 80, False, "boolean", even=False),
         Case("statistics", 90, "fp16", 128),
+        Case("all_gradients", 90, "fp16", 128, group=4),
+        Case("all_gradients", 80, "fp16", 96, even=False),
+        Case("forward", 90, "fp32", 64, precision="tf32x3"),
+        Case("all_gradients", 80, "fp32", 64, precision="tf32"),
     ]
     compared = [
         Case("forward", 90, "fp16", d_k, causal=False, d_v=d_v, setting=(r, c, w, g))
@@ -112,7 +131,8 @@ def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
     constants = {
         **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded(d_k), "PADDED_V": padded(d_v)},
         **{"CAUSAL": case.causal, "MASK": case.mask, "BLOCK_Q": 64, "EVEN": case.even},
-        "ROWS": STATISTICS_ROWS,
+        **{"ROWS": STATISTICS_ROWS, "GROUP": case.group, "PRECISION": case.precision},
+        "WITH_QUERY": case.kernel == "all_gradients",
     }
     options = {"num_warps": 4, "num_stages": 3}
     if case.kernel != "statistics":
@@ -125,7 +145,8 @@ def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
 
 def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
     """What Triton compiles, and with which warps and stages: as a launch would."""
-    kernel = getattr(flash_triton, f"{case.kernel}_kernel")
+    name = case.kernel.replace("all_gradients", "key_value_gradient")  # one more product
+    kernel = getattr(flash_triton, f"{name}_kernel")
     constants, options = constants_of(case)
     signature, known, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
@@ -139,18 +160,35 @@ def source(case: Case) -> tuple[ASTSource, dict[str, int]]:
             attributes[(index,)] = DIVISIBLE
         else:  # a tensor with its strides, of which the last is 1
             boolean = name == "mask" and case.mask == "boolean"
-            pointer = "*u8" if boolean else f"*{case.dtype}"
+            sums = name == "grad_query" and kernel.arg_names[-1] == "WITH_QUERY"
+            pointer = "*u8" if boolean else "*fp32" if sums else f"*{case.dtype}"
             signature[name] = Heads(pointer, "i32", "i32", "i32", "constexpr")
             known[(index, 4)] = 1
             attributes.update({(index, place): DIVISIBLE for place in range(4)})
+    # As every launch says it, attnlib.flash_triton.launch.
+    options["enable_fp_fusion"] = case.fused
     return ASTSource(kernel, signature, known, attributes), options
 
 
-def assembler(capability: int) -> str:
-    """The ptxas that comes with Triton."""
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    newer = folder / "ptxas-blackwell"
-    return str(newer if capability >= 100 and newer.exists() else folder / "ptxas")
+@contextmanager
+def assembler() -> Iterator[dict[str, str]]:
+    """Which assembler Triton calls in here, and its report.
+
+    Which one it is depends on Triton: 3.9 takes the newer of its two for 9.0 already.
+    """
+    called, run = {}, subprocess.run
+
+    def listen(command: Any, *args: Any, **options: Any) -> Any:
+        done = run(command, *args, **options)
+        if "-v" in command:  # it assembles, and writes its report into a file
+            called["report"] = Path(options["stderr"].name).read_text(encoding="utf-8")
+            asked = run([command[0], "--version"], capture_output=True, text=True)
+            release = re.search(r"release ([\d.]+)", asked.stdout)[1]
+            called["name"] = f"{Path(command[0]).name} {release}"
+        return done
+
+    with patch.object(subprocess, "run", listen):
+        yield called
 
 
 def resources(report: str) -> dict[str, int | bool]:
@@ -176,23 +214,19 @@ def compiled(case: Case) -> dict[str, Any]:
     """Compiles one case and returns what it uses."""
     what, options = source(case)
     target = GPUTarget("cuda", case.capability, 32)
-    result = triton.compile(what, target=target, options=options)
+    with assembler() as called:
+        result = triton.compile(what, target=target, options=options)
     ptx = result.asm["ptx"]
-    architecture = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)[1]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        command = [assembler(case.capability), "-v", f"--gpu-name={architecture}"]
-        command += [str(file), "-o", str(Path(folder) / "kernel.cubin")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
     constants, _ = constants_of(case)
     return {
         **case._asdict(),
         **{"queries": constants["BLOCK_Q"], "keys": constants.get("BLOCK_K")},
-        **options,
-        **resources(done.stderr + done.stdout),
+        **{name: options[name] for name in ("num_warps", "num_stages")},
+        **resources(called["report"]),
         "shared": result.metadata.shared,
         "tensor_core": [word for word in TENSOR_CORE if word in ptx],
+        "multiply_adds": len(FUSED_INTO_ONE.findall(ptx)),
+        "assembler": called["name"],
     }
 
 
@@ -210,11 +244,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--masks", action="store_true")
+    parser.add_argument("--cores", action="store_true")
+    parser.add_argument("--fusion", action="store_true")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--record", action="store_true", help="what the record has")
     parser.add_argument("--json", type=int, nargs="?", const=0, metavar="CAPABILITY")
     arguments = parser.parse_args()
-    chosen = [name for name in ("full", "masks", "grid") if getattr(arguments, name)]
+    names = ("full", "masks", "cores", "fusion", "grid")
+    chosen = [name for name in names if getattr(arguments, name)]
     which = chosen[0] if chosen else "record"
     rows, chosen = [], cases(which)
     if arguments.json:
@@ -233,7 +270,9 @@ def main() -> None:
         path = Path(__file__).parent / "results" / "flash_kernels.json"
         # One kernel a line, and nothing of this machine: it only compiled.
         lines = ",\n  ".join(map(json.dumps, rows))
-        text = f'{{"triton": "{triton.__version__}", "kernels": [\n  {lines}\n]}}\n'
+        fusion = ",\n  ".join(map(json.dumps, compile_all(cases("fusion"))))
+        text = f'{{"triton": "{triton.__version__}", "kernels": [\n  {lines}\n],'
+        text += f' "fusion": [\n  {fusion}\n]}}\n'
         path.write_text(text, encoding="utf-8")
 
 

@@ -178,8 +178,8 @@ def main() -> int:
     args = parser.parse_args()
     root, package = args.root.resolve(), args.root.resolve() / "attnlib"
     files = sorted(f for f in package.rglob("*.py") if f.name != "__init__.py")
-    names = [".".join(f.relative_to(package).with_suffix("").parts) for f in files]
-    names = args.modules or [n for n in names if n.partition(".")[0] not in LEFT_OUT]
+    every = [".".join(f.relative_to(package).with_suffix("").parts) for f in files]
+    names = args.modules or [n for n in every if n.partition(".")[0] not in LEFT_OUT]
     tests = sorted((root / "tests").rglob("test_*.py"))
     tests = [str(file) for file in tests if imports_package(file)]
     os.chdir(root)
@@ -191,7 +191,8 @@ def main() -> int:
     if not args.show:
         record, found = HERE / "results" / "mutants.json", trial.record
         if args.modules:
-            found = json.loads(record.read_text(encoding="utf-8"))["modules"] | found
+            old = json.loads(record.read_text(encoding="utf-8"))["modules"]
+            found = {name: old[name] for name in every if name in old} | found
         write_record("mutants", {"left_out": LEFT_OUT, "modules": found})
     return 0
 

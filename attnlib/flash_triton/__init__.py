@@ -1,7 +1,8 @@
 """Flash attention on a GPU: kernels in Triton, forward and backward (chapter 15).
 
 `flash_attention_triton` is `flash_attention` on a GPU of NVIDIA, and the backend "triton"
-of `FlashAttention`. The names below are sorted as the chapter introduces them.
+of `FlashAttention`; `flash_decoding_triton` is for few queries and many keys (appendix E).
+The names below are sorted as the chapters introduce them.
 """
 
 from attnlib.flash_triton.attention import TritonFunction, flash_attention_triton, refusal
@@ -12,6 +13,12 @@ from attnlib.flash_triton.backward import (
 )
 from attnlib.flash_triton.forward import forward_kernel
 from attnlib.flash_triton.settings import SETTINGS, Setting, choose_setting
+from attnlib.flash_triton.split import (
+    choose_splits,
+    flash_decoding_triton,
+    merge_kernel,
+    split_kernel,
+)
 
 __all__ = [
     # The kernels
@@ -27,4 +34,9 @@ __all__ = [
     "TritonFunction",
     "flash_attention_triton",
     "refusal",
+    # Few queries, many keys
+    "split_kernel",
+    "merge_kernel",
+    "choose_splits",
+    "flash_decoding_triton",
 ]

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.checks import as_autocast, refuse_bad_inputs
-from attnlib.flash import BACKENDS, Backend
+from attnlib.checks import as_autocast, refuse_bad_inputs, refuse_bad_mask
+from attnlib.flash.attention import BACKENDS, Backend
 from attnlib.flash_triton.blocks import triton
 from attnlib.flash_triton.launch import (
     capability_of,
@@ -27,6 +27,7 @@ from attnlib.flash_triton.launch import (
 from attnlib.fused import four_dimensional
 
 OLDEST_TRITON = (3, 3)  # the first whose kernels take and return named tuples
+OLDEST_TRITON_75 = (3, 4)  # the first that multiplies float16 for 7.5, a T4
 
 
 # An operator of a notebook must not take the place of the package's.
@@ -169,21 +170,47 @@ def with_unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def old_triton(oldest: tuple[int, int], where: str = "") -> Exception | None:
+    """Says that Triton is older than this; `None` if it is not.
+
+    Source: chapter 15.
+    """
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= oldest:
+        return None
+    expected = f"expected triton {'.'.join(map(str, oldest))} or newer{where}"
+    return RuntimeError(f"{expected}, got {triton.__version__}")
+
+
+def refusal_on_75(query: Tensor, value: Tensor) -> Exception | None:
+    """Why a GPU of 7.5, whose tensor cores Triton leaves aside, can't; `None` if it can.
+
+    Source: chapter 15.
+    """
+    where = ' on a GPU of compute capability 7.5; backend="torch" has tiles for all'
+    if query.dtype == torch.bfloat16:
+        return TypeError(f"query: expected float16 or float32, got {query.dtype}{where}")
+    for name, tensor in (("query", query), ("value", value)):
+        if tensor.shape[-1] > 128:  # no tile is small enough for 64 KB of shared memory
+            expected = f"{name}: expected at most 128 features"
+            return ValueError(f"{expected}, got shape {tuple(tensor.shape)}{where}")
+    return old_triton(OLDEST_TRITON_75, where)
+
+
 def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | None:
     """Why the kernels can't compute something; `None` if they can.
 
     Args:
-        query: expected float16, bfloat16 or float32, d_k ≤ 256, and on a GPU of NVIDIA.
-        value: expected d_v ≤ 256.
+        query: expected float16, bfloat16 or float32, d_k ≤ 256, and on a GPU of NVIDIA. One
+            of compute capability 7.5 takes no bfloat16, and d_k ≤ 128.
+        value: expected d_v ≤ 256, or 128.
         mask: expected not to require a gradient.
 
     Source: chapter 15.
     """
     if isinstance(triton, SimpleNamespace):
         return RuntimeError("expected the package triton, which is not installed")
-    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
-        least = ".".join(map(str, OLDEST_TRITON))
-        return RuntimeError(f"expected triton {least} or newer, got {triton.__version__}")
+    if error := old_triton(OLDEST_TRITON):
+        return error
     if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return TypeError(f"query: expected float16, bfloat16 or float32, got {query.dtype}")
     for name, tensor in (("query", query), ("value", value)):
@@ -201,22 +228,46 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
     if torch.version.hip is not None:  # is_cuda, but another machine
         found = f"got one of AMD, with ROCm {torch.version.hip}"
         return RuntimeError(f"query: expected a GPU of NVIDIA, {found}")
-    if capability_of(query) < 80:
-        expected = "query: expected a GPU of compute capability 8.0 or higher"
+    if capability_of(query) < 75:
+        expected = "query: expected a GPU of compute capability 7.5 or higher"
         found = torch.cuda.get_device_capability(query.device)
         return RuntimeError(f"{expected}, got {found}")
-    return None
+    return refusal_on_75(query, value) if capability_of(query) < 80 else None
+
+
+def refuse_bad_heads(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> None:
+    """Refuses bad input; with `enable_gqa`, the query may have more heads than the keys.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_inputs`.
+
+    Source: chapter 15; the contract, appendix A.
+    """
+    tensors = all(isinstance(x, Tensor) and x.dim() > 2 for x in (query, key, value))
+    if not enable_gqa or not tensors or query.shape[-3] == key.shape[-3]:
+        refuse_bad_inputs(query, key, value, mask)
+        return
+    heads, shared = query.shape[-3], key.shape[-3]
+    if shared == 0 or heads % shared != 0:
+        expected = f"key: expected a number of heads that divides {heads}, that of query"
+        raise ValueError(f"{expected}, got {shared}")
+    refuse_bad_inputs(query[..., :shared, :, :], key, value)
+    if mask is not None:
+        refuse_bad_mask(mask, query, keys=key.shape[-2])
 
 
 def flash_attention_triton(
     query: Float[Tensor, "*batch queries d_k"],
-    key: Float[Tensor, "*batch keys d_k"],
-    value: Float[Tensor, "*batch keys d_v"],
+    key: Float[Tensor, "*shared keys d_k"],
+    value: Float[Tensor, "*shared keys d_v"],
     mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
     return_lse: bool = False,
+    enable_gqa: bool = False,
 ) -> (
     Float[Tensor, "*batch queries d_v"]
     | tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]
@@ -224,10 +275,13 @@ def flash_attention_triton(
     """Attention on a GPU that never forms the N×M scores, forward or backward.
 
     Strides are respected: a transposed view is read where it lies, as long as the features
-    of a token are neighbors in memory. The backward uses no atomic additions: the same
-    inputs give the same bits. The gradients can be taken once. Where all scores of a query
-    are so large, or a mask so low, that float32 can't tell them apart (finfo.min for every
-    key), the output is right, but its gradients are not.
+    of a token are neighbors in memory. The backward adds to the query's gradient in float32
+    and in any order, so that its last bits may differ from run to run; after
+    `torch.use_deterministic_algorithms(True)` the same inputs give the same bits, for seven
+    products of matrices instead of five. The gradients can be taken once. float32 is
+    multiplied as `torch.set_float32_matmul_precision` says: exactly, or on tensor cores.
+    Where all scores of a query are so large, or a mask so low, that float32 can't tell them
+    apart (finfo.min for every key), the output is right, but its gradients are not.
 
     Args:
         query: shape (..., N, d_k), float16, bfloat16 or float32, d_k ≤ 256.
@@ -239,6 +293,9 @@ def flash_attention_triton(
         causal: query i sees the keys up to i + M - N only; composes with any mask.
         scale: factor on the scores; `None` means 1/√d_k.
         return_lse: whether to return the log-sum-exp of the scores too.
+        enable_gqa: whether heads may share keys and values, as in PyTorch's function: query
+            (..., H, N, d_k), key and value (..., H_kv, M, d), of which each serves the
+            H / H_kv heads of queries that follow each other.
 
     Returns:
         Output (..., N, d_v), and on request the log-sum-exp (..., N) in float32, through
@@ -246,16 +303,17 @@ def flash_attention_triton(
         gradients are 0.
 
     Raises:
-        RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 8.0
-            or higher.
+        RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 7.5
+            or higher. 7.5, as a T4 has it, takes Triton from 3.4 on, d_k and d_v ≤ 128,
+            and no bfloat16.
         TypeError: a wrong or a mixed dtype.
-        ValueError: a wrong rank, mismatched shapes or devices, more than 256 features, or
-            a mask that requires a gradient.
+        ValueError: a wrong rank, mismatched shapes or devices, heads that can't share, more
+            than 256 features, or a mask that requires a gradient.
 
     Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    refuse_bad_inputs(query, key, value, mask)
+    refuse_bad_heads(query, key, value, mask, enable_gqa)
     if error := refusal(query, value, mask):
         raise error
     leading, dtype = query.shape[:-2], query.dtype
@@ -280,9 +338,13 @@ def suits(
 ) -> bool:
     """Whether `FlashAttention` should take these kernels by itself.
 
+    Not for float32, whose products take no tensor cores, until somebody has measured it.
+
     Source: chapter 15.
     """
-    return query.is_cuda and refusal(query, value, mask) is None
+    wide = query.dtype == torch.float32
+    able = query.is_cuda and not wide and refusal(query, value, mask) is None
+    return able and capability_of(query) >= 80  # below, only PyTorch's has tensor cores
 
 
 BACKENDS["triton"] = Backend(flash_attention_triton, suits)

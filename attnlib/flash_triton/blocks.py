@@ -67,6 +67,27 @@ def matrix_of(heads, index, count, rows, width):
 
 
 @triton.jit
+def place_of(program, blocks, together):
+    """Which (batch, head) pair a program serves, and which of the pair's blocks is its own.
+
+    Programs begin in the order of their numbers. Some pairs go together: first come the
+    first blocks of all of them, then the second blocks, and so on.
+
+    Args:
+        program: its number.
+        blocks: how many each pair has.
+        together: how many pairs, 1 for one after the other.
+
+    Source: chapter 15, eq-grid.
+    """
+    pairs = tl.num_programs(0) // blocks
+    first = program // (together * blocks) * together
+    size = tl.minimum(together, pairs - first)  # the last ones may be fewer
+    place = program - first * blocks
+    return first + place % size, place // size
+
+
+@triton.jit
 def block_pointers(matrix, start, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Addresses of rows start … start + ROWS, (ROWS, PADDED), and which are inside.
 
@@ -74,7 +95,10 @@ def block_pointers(matrix, start, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, PADDED)[None, :]
-    down = tl.cast(start + rows, tl.int64) * matrix.row  # strides may be large
+    # All in 64 bits: strides may be large. Offsets of 32 bits from the block's first entry
+    # would take more registers, as they are the same in every round, so that the compiler
+    # forms them before the loop and keeps them.
+    down = tl.cast(start + rows, tl.int64) * matrix.row
     across = tl.cast(columns, tl.int64) * matrix.column
     pointers = matrix.pointer + down + across
     inside = (start + rows < matrix.rows) & (columns < matrix.width)
@@ -115,3 +139,19 @@ def store_block(matrix, block, start, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """
     pointers, inside = block_pointers(matrix, start, ROWS, PADDED)
     tl.store(pointers, block.to(matrix.pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_block(matrix, block, start, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """Adds a block to rows start … of a matrix that has all of them, entry by entry.
+
+    Other programs may add to the same rows, in any order: each addition is whole (atomic).
+    "relaxed" says that nobody reads a sum before the kernel has ended.
+
+    Source: chapter 15, eq-strides.
+    """
+    pointers, inside = block_pointers(matrix, start, ROWS, PADDED)
+    if matrix.width < PADDED:
+        tl.atomic_add(pointers, block, mask=inside, sem="relaxed")
+    else:  # without a mask, which takes registers where there are none left
+        tl.atomic_add(pointers, block, sem="relaxed")

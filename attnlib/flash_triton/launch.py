@@ -39,14 +39,45 @@ def capability_of(tensor: Tensor) -> int:
     return 10 * major + minor
 
 
+def cache_of(tensor: Tensor) -> int:
+    """Bytes of the cache that all multiprocessors share; those of an H100 if interpreted.
+
+    Source: chapter 15, eq-grid.
+    """
+    if not tensor.is_cuda:
+        return 50 * 2**20
+    return torch.cuda.get_device_properties(tensor.device).L2_cache_size
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """How products of float32 are taken, as the user has set it for PyTorch's own.
+
+    "ieee" exactly; "tf32x3" by three products on tensor cores, which drop 13 bits of their
+    factors, "tf32" by one. Numbers of 16 bits have no choice.
+
+    Source: chapter 15.
+    """
+    if dtype != torch.float32:
+        return "ieee"
+    try:
+        chosen = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by the newer names, which know no "high"
+        newer = torch.backends.cuda.matmul.fp32_precision
+        chosen = "medium" if newer == "tf32" else "highest"
+    return {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}[chosen]
+
+
 def launch(kernel: Any, programs: int, device: torch.device, **arguments: Any) -> None:
     """Starts a kernel on the GPU that holds its tensors; does nothing for no programs.
+
+    Each power is that of a·b − c, in one instruction, rounded once, if a multiplication and
+    an addition may be fused. Whether they are by default depends on Triton's version.
 
     Source: chapter 15.
     """
     if programs > 0:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            kernel[(programs,)](**arguments)
+            kernel[(programs,)](**arguments, enable_fp_fusion=True)
 
 
 def padded(width: int) -> int:
@@ -68,14 +99,24 @@ def arguments_of(
 ) -> dict[str, Any]:
     """What all three kernels take, by name, and what this one is compiled for.
 
-    Source: chapter 15, eq-registers, eq-shared-memory.
+    Source: chapter 15, eq-grid, eq-registers, eq-shared-memory.
     """
-    _, heads, queries, d_k = query.shape
-    keys, d_v = value.shape[2:]
+    batch, heads, queries, d_k = query.shape
+    shared, keys, d_v = value.shape[1:]
     setting = choose_setting(kernel, max(d_k, d_v), query.dtype, capability_of(query))
-    walked, step = keys, setting.keys
-    if kernel == "key_value_gradient":
-        walked, step = queries, setting.queries
+    full_keys = keys > 0 and keys % setting.keys == 0
+    full_queries = queries % setting.queries == 0
+    even = {"key_value_gradient": full_queries, "all_gradients": full_queries and full_keys}
+    group = heads // max(1, shared)
+    # Under a causal mask, so many pairs go together as half of the cache has room for:
+    # their keys and values if queries own a block, else their queries and their gradients.
+    pairs, together = batch * heads, 1
+    if kernel in even:
+        pairs = batch * shared
+    walked = group * queries if kernel in even else keys
+    if causal:
+        room = cache_of(query) // 2 // (max(1, walked * (d_k + d_v)) * query.element_size())
+        together = max(1, min(pairs, room))
     kind = "none"
     if mask is not None:
         kind = "boolean" if mask.dtype == torch.uint8 else "additive"
@@ -83,10 +124,11 @@ def arguments_of(
     given = Heads(query, 0, 0, 0, 1) if mask is None else heads_of(mask)
     return dict(
         query=heads_of(query), key=heads_of(key), value=heads_of(value), mask=given,
-        heads=heads, queries=queries, keys=keys, scale=scale,
-        D_K=d_k, D_V=d_v, PADDED_K=padded(d_k), PADDED_V=padded(d_v),
+        heads=heads, queries=queries, keys=keys, together=together, scale=scale,
+        D_K=d_k, D_V=d_v, PADDED_K=padded(d_k), PADDED_V=padded(d_v), GROUP=group,
         BLOCK_Q=setting.queries, BLOCK_K=setting.keys,
-        EVEN=walked > 0 and walked % step == 0, CAUSAL=causal, MASK=kind,
+        EVEN=even.get(kernel, full_keys), CAUSAL=causal, MASK=kind,
+        PRECISION=precision_of(query.dtype),
         num_warps=setting.warps, num_stages=setting.stages,
     )  # fmt: skip
 
@@ -162,12 +204,16 @@ def run_backward(
     scale: float,
     needed: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dQ along the keys if `needed[0]`; dK and dV along the queries if `needed[1]`.
+    """dQ if `needed[0]`, dK and dV if `needed[1]`; both in one walk along the queries.
+
+    In that walk the sums of dQ have any order. Where the user wants the same bits every
+    time, by PyTorch's switch, dQ has a walk of its own, along the keys.
 
     Source: chapter 15, eq-two-walks.
     """
     batch, heads, queries, d_k = query.shape
-    keys, d_v = value.shape[2:]
+    shared_heads, keys, d_v = value.shape[1:]
+    one_walk = all(needed) and not torch.are_deterministic_algorithms_enabled()
     grad_query = grad_key = grad_value = None
     inputs = (query, key, value, mask, causal, scale)
     level, delta = statistics
@@ -175,6 +221,7 @@ def run_backward(
     shared["ROWS"] = STATISTICS_ROWS
     if needed[0]:
         grad_query = room_like(query, queries, d_k)
+    if needed[0] and not one_walk:
         given = arguments_of("query_gradient", *inputs) | shared
         programs = batch * heads * -(-queries // given["BLOCK_Q"])
         results = {"grad_query": heads_of(grad_query)}
@@ -182,8 +229,16 @@ def run_backward(
     if needed[1]:
         grad_key = room_like(key, keys, d_k)
         grad_value = room_like(value, keys, d_v)
-        given = arguments_of("key_value_gradient", *inputs) | shared
-        programs = batch * heads * -(-keys // given["BLOCK_K"])
+        given = arguments_of("all_gradients" if one_walk else "key_value_gradient", *inputs)
+        given |= shared | {"WITH_QUERY": one_walk}
+        programs = batch * shared_heads * -(-keys // given["BLOCK_K"])
         results = {"grad_key": heads_of(grad_key), "grad_value": heads_of(grad_value)}
+        # In place of no sums stands something that is never touched.
+        results["grad_query"] = Heads(level, 0, 0, 0, 1)
+        if one_walk:
+            sums = level.new_zeros(*level.shape, d_k)  # as many rows, in whole blocks
+            results["grad_query"] = heads_of(sums)
         launch(key_value_gradient_kernel, programs, query.device, **given, **results)
+        if one_walk:
+            torch.mul(sums[:, :, :queries], scale, out=grad_query)
     return grad_query, grad_key, grad_value

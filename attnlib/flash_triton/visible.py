@@ -40,10 +40,10 @@ def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.c
         last = tl.minimum(query_at + mask.width - mask.rows, last)
     seen = key_at <= last
     if MASK != "none":
-        row = tl.cast(query_at, tl.int64) * mask.row
-        column = tl.cast(key_at, tl.int64) * mask.column
+        down = tl.cast(query_at, tl.int64) * mask.row
+        across = tl.cast(key_at, tl.int64) * mask.column
         inside = seen & (query_at < mask.rows)
-        entries = tl.load(mask.pointer + row + column, mask=inside, other=0)
+        entries = tl.load(mask.pointer + down + across, mask=inside, other=0)
         if MASK == "boolean":
             seen = seen & (entries != 0)
         else:
@@ -70,9 +70,7 @@ def key_range(
     """Which keys a block of queries meets: below `whole` all see all, from `end` none.
 
     `whole` is a multiple of BLOCK_K: up to it, only a mask makes a check necessary. `end`
-    is at least BLOCK_K, so that the loop runs at least once, as the compiler then knows.
-    Otherwise it can't tell that nothing but products writes to the accumulator, and lets
-    every product wait for the one before. A tile that no query sees changes nothing.
+    is at least BLOCK_K, so that there is a tile. One that no query sees changes nothing.
 
     Source: chapter 15, eq-key-range.
     """

@@ -1,7 +1,9 @@
 """Flash attention: beside the oracle over a table, the contract, and its memory."""
 
+import ast
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -452,3 +454,16 @@ def test_a_block_size_means_these_tiles(monkeypatch):
     ):
         attention(*inputs)
     assert used == [("torch", (4, 2)), ("torch", 8), ("fused", None)]
+
+
+def test_the_package_has_every_name_of_its_modules():
+    """What could be imported when it was one module still can."""
+    made = set()
+    for path in Path(attnlib.flash.__file__).parent.glob("[a-z]*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                made.add(node.name)
+            elif isinstance(node, ast.Assign):
+                made |= {target.id for target in node.targets}
+    assert len(made) >= 29 and made == set(attnlib.flash.__all__)
+    assert all(hasattr(attnlib.flash, name) for name in made)

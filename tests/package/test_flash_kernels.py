@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORD = BENCHMARKS / "results" / "flash_kernels.json"
@@ -23,19 +24,22 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton found", allow_module_level=True)
 
 sys.path.insert(0, str(BENCHMARKS))
-from flash_kernels import Case, cases, resources  # noqa: E402
+from flash_gpu import GPU, as_table, candidates, why_not  # noqa: E402
+from flash_kernels import KERNELS, Case, assembler, cases, resources  # noqa: E402
+
+from attnlib.flash_triton import SETTINGS, Setting, choose_setting  # noqa: E402
 
 # Bytes of shared memory that one program may have. The table's settings for 80 serve 86,
 # 89 and 120 too, which have 99 KB: that is the limit to keep. 80 itself has 163 KB.
-SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED_LIMIT = {75: 64 * 1024, 80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
-# The instructions that multiply tiles on tensor cores.
+# The instructions that multiply tiles on tensor cores; Triton has none for 75.
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
-# Bytes a thread, for so many features. The keys' and values' kernel needs all 255 registers
-# and keeps a few of them in memory: about 1 in 100 of its loop's instructions.
-SPILL_LIMIT = {128: 40, 256: 80}
-MASKED_SPILL_LIMIT = 256  # the settings were chosen for kernels without a mask
+# Bytes a thread, for so many features. Kernels that need all 255 registers keep a few of
+# their numbers in memory, most of them outside of the loops.
+SPILL_LIMIT = {128: 112, 256: 120}
+OTHER_SPILL_LIMIT = 320  # the settings were chosen for no mask, and no heads that share
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
@@ -56,14 +60,18 @@ def problems(row):
     if row["shared"] > SHARED_LIMIT[row["capability"]]:
         found.append(f"{row['shared']} bytes of shared memory")
     limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
-    limit = limit if row["mask"] == "none" else MASKED_SPILL_LIMIT
+    chosen_for = row["mask"] == "none" and row["group"] == 1
+    limit = limit if chosen_for else OTHER_SPILL_LIMIT
     if max(row["spill_stores"], row["spill_loads"]) > limit:
         found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
     if row["serialized"]:
         found.append("wgmma instructions serialized")
-    wanted = TENSOR_CORE[row["capability"]]
-    multiplies = row["kernel"] != "statistics" and row["dtype"] != "fp32"
-    if multiplies and wanted not in row["tensor_core"]:
+    wanted = TENSOR_CORE.get(row["capability"])
+    exact = row["dtype"] == "fp32" and row["precision"] == "ieee"
+    multiplies = row["kernel"] != "statistics" and not exact
+    if wanted and row["dtype"] == "fp32":
+        wanted = "mma.sync"  # tiles are small there
+    if wanted and multiplies and wanted not in row["tensor_core"]:
         found.append(f"no {wanted}")
     return found
 
@@ -120,12 +128,35 @@ def test_every_kind_of_mask(capability, pytestconfig):
         pytest.skip("unchanged; --thorough compiles them")
     rows = compiled("--masks", capability)
     found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
-    kernels = ("forward", "query_gradient", "key_value_gradient")
+    kernels = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
     capabilities = [capability] if capability else [80, 90, 100]
     masks, even = ("none", "boolean", "additive"), (True, False)
     assert found == set(itertools.product(kernels, capabilities, masks, even))
     bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
     assert not {case: words for case, words in bad.items() if words}
+
+
+def test_kernels_for_a_t4(capability):
+    """7.5 has 64 KB, and no tensor cores that Triton uses: tiles of its own."""
+    if capability:
+        pytest.skip("--thorough compiles them")
+    rows = compiled("--cores", 75)
+    assert [row["kernel"] for row in rows] == [case.kernel for case in cases("cores")]
+    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
+    assert not {case: words for case, words in bad.items() if words}
+
+
+def test_a_multiply_add_is_one_instruction(capability, pytestconfig):
+    """As the launch says: without, each score and weight takes two."""
+    if capability and "flash_triton" not in pytestconfig.changed:
+        pytest.skip("unchanged; --thorough compiles them")
+    rows = compiled("--fusion", 90)
+    assert json.loads(RECORD.read_text(encoding="utf-8"))["fusion"] == rows
+    numbers = {(row["kernel"], row["fused"]): row["multiply_adds"] for row in rows}
+    kernels = {kernel for kernel, _ in numbers}
+    assert len(kernels) >= 3
+    for kernel in kernels:  # a thread has at least 16 scores
+        assert numbers[kernel, True] >= numbers[kernel, False] + 16, numbers
 
 
 def test_the_record_is_up_to_date(rows, capability):
@@ -140,15 +171,18 @@ def test_the_record_is_up_to_date(rows, capability):
 # Goes through a launch up to the GPU. A stand-in says that there is one; Triton then finds
 # types and constants by itself.
 STAND_IN = """
+import os
 import sys
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from attnlib.flash_triton import launch
 
 CAPABILITY = int(sys.argv[1])
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"  # a later Triton's default
 
 
 class NoGPU:
@@ -170,10 +204,13 @@ LAUNCH = """
 import flash_kernels
 
 
-def compare(kernel, programs, device, **arguments):
-    found = kernel.warmup(grid=(programs,), **arguments).src
-    name = kernel.__name__.removesuffix("_kernel")
-    expected, _ = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+def compare(kernel, grid, arguments):
+    done = kernel.warmup(grid=grid, **arguments)
+    found, name = done.src, kernel.__name__.removesuffix("_kernel")
+    name = "all_gradients" if arguments.get("WITH_QUERY") else name
+    expected, options = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+    used = {option: getattr(done.metadata, option) for option in options}
+    assert used == options, (used, options)
     assert found.signature == expected.signature, (found.signature, expected.signature)
     assert found.constants == expected.constants, (found.constants, expected.constants)
     missing = expected.attrs.keys() - found.attrs.keys()
@@ -181,17 +218,21 @@ def compare(kernel, programs, device, **arguments):
     print(name)
 
 
-launch.launch = compare
+started = lambda kernel, grid: lambda **arguments: compare(kernel, grid, arguments)
+triton.JITFunction.__getitem__ = started  # where a launch would reach the GPU
 inputs = [torch.randn(2, 256, 3, 128).half().transpose(1, 2) for _ in range(3)]
 output, lse = launch.run_forward(*inputs, None, True, 0.1)
 numbers = launch.run_statistics(output, output, lse, lse)
-launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
+for same_bits in (False, True):
+    torch.use_deterministic_algorithms(same_bits)
+    launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
 """
 
 
 def test_a_launch_compiles_the_same():
     """Types, constants and what 16 divides are what Triton finds in a launch."""
-    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    kernels = ["forward", "statistics", "all_gradients"]
+    kernels += ["query_gradient", "key_value_gradient"]
     assert run("-c", STAND_IN + LAUNCH, "90") == kernels
 
 
@@ -228,11 +269,14 @@ for size, kind, is_causal in itertools.product(sizes, kinds, causal):
     output, lse = launch.run_forward(query, key, value, mask, is_causal, 1.0)
     numbers = launch.run_statistics(output, output, lse, lse)
     rest = (output, numbers, is_causal, 1.0, (True, True))
-    launch.run_backward(query, key, value, mask, *rest)
+    for same_bits in (False, True):
+        torch.use_deterministic_algorithms(same_bits)
+        launch.run_backward(query, key, value, mask, *rest)
+    torch.use_deterministic_algorithms(False)
 """
 
 
-@pytest.mark.parametrize("of", (80, 90, 100))
+@pytest.mark.parametrize("of", (75, 80, 90, 100))
 def test_sizes_that_become_constants(of, capability, pytestconfig):
     """One batch, one head, one query, one key, one feature, with every kind of mask."""
     if capability not in (0, of):
@@ -240,7 +284,8 @@ def test_sizes_that_become_constants(of, capability, pytestconfig):
     if capability and "flash_triton" not in pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
     few = "few" if capability else "all"
-    kernels = ["forward", "statistics", "query_gradient", "key_value_gradient"]
+    kernels = ["forward", "statistics", "key_value_gradient"]
+    kernels += ["query_gradient", "key_value_gradient"]
     times = 2 * 3 if capability else 4 * 3 * 2
     names = [f"{kernel}_kernel" for kernel in kernels] * times
     assert run("-c", STAND_IN + SIZES, str(of), few) == names
@@ -268,17 +313,23 @@ GOOD = {
     [
         ({}, []),
         ({"shared": 227 * 1024 + 1}, ["232449 bytes of shared memory"]),
-        ({"spill_stores": 40}, []),
-        ({"spill_stores": 44, "dim": 192}, []),
-        ({"spill_stores": 84, "dim": 192}, ["84 + 0 bytes spilled"]),
-        ({"spill_stores": 44}, ["44 + 0 bytes spilled"]),
-        ({"spill_loads": 44}, ["0 + 44 bytes spilled"]),
-        ({"spill_stores": 256, "mask": "boolean"}, []),
-        ({"spill_loads": 260, "mask": "additive"}, ["0 + 260 bytes spilled"]),
+        ({"spill_stores": 112}, []),
+        ({"spill_stores": 116, "dim": 192}, []),
+        ({"spill_stores": 124, "dim": 192}, ["124 + 0 bytes spilled"]),
+        ({"spill_stores": 116}, ["116 + 0 bytes spilled"]),
+        ({"spill_loads": 116}, ["0 + 116 bytes spilled"]),
+        ({"spill_loads": 320, "group": 4}, []),
+        ({"spill_loads": 324, "group": 4}, ["0 + 324 bytes spilled"]),
+        ({"spill_stores": 320, "mask": "boolean"}, []),
+        ({"spill_loads": 324, "mask": "additive"}, ["0 + 324 bytes spilled"]),
         ({"serialized": True}, ["wgmma instructions serialized"]),
         ({"tensor_core": ["mma.sync"]}, ["no wgmma.mma_async"]),
         ({"tensor_core": [], "dtype": "fp32"}, []),
+        ({"tensor_core": [], "dtype": "fp32", "precision": "tf32"}, ["no mma.sync"]),
         ({"capability": 100, "tensor_core": ["tcgen05.mma"]}, []),
+        ({"capability": 75, "tensor_core": []}, []),
+        ({"capability": 75, "tensor_core": [], "shared": 64 * 1024 + 4},
+         ["65540 bytes of shared memory"]),
         ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
          ["102400 bytes of shared memory"]),
     ],
@@ -286,3 +337,162 @@ GOOD = {
 def test_a_fault_is_noticed(change, words):
     """Each limit, once broken."""
     assert problems({**GOOD, **change}) == words
+
+
+@pytest.mark.parametrize("name", ["ptxas", "ptxas-blackwell"])
+def test_the_assembler_is_the_one_that_triton_calls(tmp_path, name):
+    """Whatever its name, with its version and its report; other commands pass by."""
+    tool = tmp_path / name
+    tool.write_text("#!/bin/sh\necho Cuda, release 13.1, V13.1.0; echo report >&2\n")
+    tool.chmod(0o755)
+    with assembler() as called:
+        subprocess.run([sys.executable, "-c", "0"], check=True)
+        assert called == {}
+        with (tmp_path / "log").open("w") as log:
+            subprocess.run([tool, "-v", "kernel.ptx"], check=True, stderr=log)
+    assert called == {"report": "report\n", "name": f"{name} 13.1"}
+
+
+# What this GPU can't do, by name, with a tensor that says that it lies there.
+ON_A_T4 = """
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from attnlib.flash import BACKENDS
+from attnlib.flash_triton import attention
+
+attention.capability_of = lambda tensor: CAPABILITY
+torch.cuda.get_device_capability = lambda device: divmod(CAPABILITY, 10)
+
+
+def there(dtype, width):
+    shape = (8, width)
+    return SimpleNamespace(is_cuda=True, device="cuda", dtype=dtype, shape=shape)
+
+
+for dtype in (torch.float16, torch.float32, torch.bfloat16):
+    tensor = there(dtype, 128)
+    suits = BACKENDS["triton"].suits(tensor, tensor, tensor, None, False)
+    print(suits, attention.refusal(tensor, tensor, None))
+half, wide = there(torch.float16, 64), there(torch.float16, 129)
+print(attention.refusal(half, wide, None))
+with patch.object(triton, "__version__", "3.3.1"):
+    print(attention.refusal(half, half, None))
+"""
+
+
+def test_what_a_t4_takes():
+    """16 and 32 bits, but no bfloat16; never by itself."""
+    found = run("-c", STAND_IN + ON_A_T4, "75")
+    tiles = 'on a GPU of compute capability 7.5; backend="torch" has tiles for all'
+    assert found == [
+        "False None",
+        "False None",
+        f"False query: expected float16 or float32, got torch.bfloat16 {tiles}",
+        f"value: expected at most 128 features, got shape (8, 129) {tiles}",
+        f"expected triton 3.4 or newer {tiles}, got 3.3.1",
+    ]
+    expected = "query: expected a GPU of compute capability 7.5 or higher, got (7, 0)"
+    found = run("-c", STAND_IN + ON_A_T4, "70")
+    assert found[0] == f"False {expected}" and expected in found[3]
+    found = run("-c", STAND_IN + ON_A_T4, "80")
+    assert found[:4] == ["True None", "False None", "True None", "None"]
+
+
+def test_tiles_for_a_t4():
+    """Of its own for either dtype, where it takes the width; those of 8.0 are others."""
+    for kernel, dim in itertools.product(KERNELS, (1, 64, 65, 128)):
+        limit = 64 if dim <= 64 else 128
+        for dtype in (torch.float16, torch.float32):
+            chosen = choose_setting(kernel, dim, dtype, 75)
+            assert chosen == SETTINGS[75, kernel, limit]
+        assert chosen != choose_setting(kernel, dim, torch.float16, 80)
+
+
+HALF, WIDE = torch.float16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kernel", "setting", "dtype", "capability", "words"),
+    [
+        ("forward", (128, 128, 8, 2), HALF, 90, None),  # 128 · 256 / 256 = 128 registers
+        ("forward", (128, 128, 4, 2), HALF, 90, "at least 256 registers"),
+        ("query_gradient", (128, 128, 4, 2), HALF, 90, "at least 256 registers"),
+        ("key_value_gradient", (32, 64, 4, 2), HALF, 90, None),
+        ("key_value_gradient", (64, 128, 4, 2), HALF, 90, "at least 320 registers"),
+        ("forward", (64, 64, 8, 4), HALF, 80, None),  # 3 · 64 · 512 bytes
+        ("forward", (64, 64, 8, 5), HALF, 80, "at least 131072 bytes"),
+        ("forward", (64, 64, 8, 1), WIDE, 80, None),
+        ("forward", (64, 64, 8, 2), WIDE, 80, "stages are for tensor cores"),
+        ("forward", (64, 64, 4, 1), WIDE, 80, "8192 multiply-adds a thread"),
+        ("forward", (64, 64, 8, 2), HALF, 75, "stages are for tensor cores"),
+    ],
+)
+def test_what_cannot_fit_is_not_tried(kernel, setting, dtype, capability, words):
+    """Numbers by hand, for 128 features; a setting that may fit is never left out."""
+    gpu = GPU(capability, 228 * 1024 if capability == 90 else 99 * 1024)
+    found = why_not(kernel, Setting(*setting), 128, dtype, gpu)
+    assert found is None if words is None else found.startswith(words)
+
+
+def test_the_table_is_among_what_is_tried():
+    """All its settings, on the GPU that they are for."""
+    for (capability, kernel, dim), setting in SETTINGS.items():
+        gpu = GPU(capability, SHARED_LIMIT[capability])
+        tried, refused = candidates(kernel, dim, HALF, gpu)
+        assert setting in tried, (capability, kernel, dim, refused.get(setting))
+        assert len(tried) + len(refused) == 4 * 4 * 2 * 4
+        assert why_not(kernel, setting, dim, HALF, gpu) is None
+
+
+def test_tuning_writes_the_table():
+    """Lines of settings.py: the least time, of all kernels together for float32."""
+    rows = [
+        {"kernel": kernel, "dim": 64, "dtype": dtype, "ms": ms}
+        for kernel, dtype, ms in (
+            ("forward", "float16", [[64, 32, 4, 2, 1.5], [32, 32, 4, 1, 1.0]]),
+            ("query_gradient", "float16", []),  # nothing ran
+            ("forward", "float32", [[16, 16, 4, 1, 1.0], [32, 32, 4, 1, 2.0]]),
+            ("query_gradient", "float32", [[16, 16, 4, 1, 5.0], [32, 32, 4, 1, 2.0]]),
+        )
+    ]
+    lines = ["SETTINGS", '    (90, "forward", 64): Setting(32, 32, 4, 1),']
+    lines += ["SETTINGS_FLOAT32", "    64: Setting(32, 32, 4, 1),"]
+    assert as_table(rows, 90).splitlines() == lines
+    entries = eval("{" + lines[1] + "}", {"Setting": Setting})
+    assert entries == {(90, "forward", 64): Setting(32, 32, 4, 1)}
+    old = as_table(rows, 75).splitlines()  # there float32 has the settings of float16
+    assert old == [
+        "SETTINGS",
+        '    (75, "forward", 64): Setting(32, 32, 4, 1),',
+        '    (75, "query_gradient", 64): Setting(32, 32, 4, 1),',
+        "SETTINGS_FLOAT32",
+    ]
+
+
+HOPPER = BENCHMARKS / "flash_hopper.py"
+
+
+def test_what_hopper_brings_is_right():
+    """Descriptors, roles and persistent programs give the same, in the interpreter."""
+    found = run(HOPPER, "--dry-run")
+    assert len(set(found)) == 8 and all(line.startswith("agrees: ") for line in found)
+
+
+def test_what_hopper_brings_is_recorded(capability):
+    """What Triton makes of it, and what it refuses; the page shows these numbers."""
+    import triton
+
+    record = json.loads((BENCHMARKS / "results/flash_hopper.json").read_text("utf-8"))
+    assert record["triton"] == triton.__version__
+    for row in record["kernels"]:
+        if "refused" not in row:
+            product = "wgmma" if row["capability"] == 90 else "tcgen05"
+            assert row[product] > 0 and (row["bulk"] > 0) == row["descriptors"]
+            assert (row["async"] > 0) != row["descriptors"]
+    if capability:
+        pytest.skip("--thorough compiles them")
+    for capability in (90, 100):
+        rows = [row for row in record["kernels"] if row["capability"] == capability]
+        found = [json.loads(line) for line in run(HOPPER, "--json", str(capability))]
+        assert found == rows

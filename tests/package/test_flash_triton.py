@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from attnlib import FlashAttention, MultiHeadAttention, flash_attention_triton
 from attnlib.flash import BACKENDS
 from attnlib.flash_triton import SETTINGS, Setting, TritonFunction, choose_setting, refusal
 from attnlib.flash_triton.attention import OLDEST_TRITON, triton_backward, triton_forward
-from attnlib.flash_triton.blocks import Matrix, block_pointers
-from attnlib.flash_triton.launch import STATISTICS_ROWS
+from attnlib.flash_triton.blocks import Matrix, block_pointers, place_of
+from attnlib.flash_triton.launch import STATISTICS_ROWS, precision_of
 from attnlib.flash_triton.settings import SETTING_INTERPRETED, SETTINGS_FLOAT32
 
 if importlib.util.find_spec("triton") is None:
@@ -27,6 +28,9 @@ if importlib.util.find_spec("triton") is None:
 
 import triton
 import triton.language as tl
+
+LAUNCHER = "attnlib.flash_triton.launch"
+ROOM = "attnlib.flash_triton.attention"  # that asks for the machine
 
 # Absolute errors allowed for entries of size 1; float16 rounds to 2⁻¹¹ at several places.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}
@@ -245,6 +249,42 @@ def test_offsets_have_64_bits():
     assert (out // 4).tolist() == entries
 
 
+@triton.jit
+def place_kernel(out, blocks, together):
+    index, turn = place_of(tl.program_id(0), blocks, together)
+    tl.store(out + 2 * tl.program_id(0), index)
+    tl.store(out + 2 * tl.program_id(0) + 1, turn)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+def test_each_block_of_each_pair_has_a_program(together):
+    """Pairs that go together take turns; the last ones may be fewer."""
+    pairs, blocks, out = 7, 3, torch.empty(21, 2, dtype=torch.int32)
+    place_kernel[(pairs * blocks,)](out, blocks, together)
+    groups = [range(i, min(i + together, pairs)) for i in range(0, pairs, together)]
+    assert out.tolist() == [
+        [i, b] for group in groups for b in range(blocks) for i in group
+    ]
+
+
+@pytest.mark.parametrize("cache", [0, 2 * 5000, 2 * 10**6])
+def test_so_many_heads_go_together_as_the_cache_holds(monkeypatch, cache):
+    """Under a causal mask; the result is the same in any order."""
+    monkeypatch.setattr(f"{LAUNCHER}.cache_of", lambda tensor: cache)
+    seen, launch = [], attnlib.flash_triton.launch.launch
+
+    def spy(*given, **named):
+        seen.append(named.get("together"))
+        launch(*given, **named)
+
+    monkeypatch.setattr(f"{LAUNCHER}.launch", spy)
+    agree(draw(40, 35, 16, leading=(2, 3)), causal=True)
+    # 35 · 32 numbers of 4 bytes are 4,480 bytes, and 40 · 32 make 5,120.
+    assert seen == {0: [1, None, 1], 10**4: [1, None, 1], 2 * 10**6: [6, None, 6]}[cache]
+    flash_attention_triton(*draw(40, 35, 16, leading=(2, 3)))
+    assert seen[-1] == 1
+
+
 def test_queries_that_see_nothing():
     """Output 0, log-sum-exp −inf and gradient 0, even if NaN comes for that log-sum-exp."""
     query, key, value = (tensor.requires_grad_() for tensor in draw(50, 20, 16))
@@ -333,7 +373,7 @@ def test_the_lowest_number_is_no_minus_infinity(attend, scale):
     assert not output[..., 5, :].any()
 
 
-def test_only_some_gradients():
+def test_only_some_gradients(same_bits):
     """Each gradient alone equals the one computed with the others."""
     tensors = draw(20, 30, 16)
     together = [tensor.clone().requires_grad_() for tensor in tensors]
@@ -344,7 +384,121 @@ def test_only_some_gradients():
         assert torch.equal(alone[i].grad, together[i].grad)
 
 
-def test_twice_the_same_bits():
+@pytest.fixture
+def same_bits():
+    """The user asks for the same bits every time."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def walks(monkeypatch, needed=(True, True, True)):
+    """For each kernel of a backward: whether it adds to the query's gradient; or None."""
+    seen = []
+    monkeypatch.setattr(f"{LAUNCHER}.launch", lambda *a, **o: seen.append(o))
+    inputs = [x.requires_grad_(n) for x, n in zip(draw(9, 9, 16), needed, strict=True)]
+    flash_attention_triton(*inputs).sum().backward()
+    return [named.get("WITH_QUERY") for named in seen[2:]]  # after forward and statistics
+
+
+def test_one_walk_adds_to_all_gradients(monkeypatch):
+    """Five products in place of seven, where somebody wants all."""
+    assert walks(monkeypatch) == [True]
+    assert walks(monkeypatch, (True, False, False)) == [None]
+    assert walks(monkeypatch, (False, True, False)) == [False]
+
+
+def test_nothing_is_added_in_any_order_for_the_same_bits(monkeypatch, same_bits):
+    """Then dQ has a walk of its own."""
+    assert walks(monkeypatch) == [None, False]
+
+
+def test_both_ways_to_the_gradients_agree():
+    """One walk and two, for lengths that fill no tile and heads side by side."""
+    found = []
+    for same in (False, True):
+        inputs = [strided("tokens first", n, 24).requires_grad_() for n in (50, 70, 70)]
+        output = flash_attention_triton(*inputs, causal=True)
+        torch.use_deterministic_algorithms(same)
+        found.append(torch.autograd.grad(output.cos().sum(), inputs))
+        torch.use_deterministic_algorithms(False)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+        assert a.stride() == b.stride()
+
+
+def grouped(query, key, value, mask=None, causal=False):
+    """PyTorch's attention with shared keys and values, a causal mask as ours is aligned."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    seen = torch.ones(queries, keys).tril(keys - queries if causal else keys).bool()
+    if mask is not None:
+        seen = (
+            seen & mask if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+        )
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, key, value, attn_mask=seen, enable_gqa=True)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "shared", "lengths", "causal", "kind"),
+    [
+        (4, 2, (33, 40), True, "none"),
+        (6, 2, (40, 65), False, "boolean"),
+        (4, 1, (35, 70), True, "additive"),
+        (3, 3, (20, 20), True, "none"),
+    ],
+)
+def test_heads_that_share_keys_and_values(heads, shared, lengths, causal, kind, same):
+    """As PyTorch's `enable_gqa`; the gradient of a shared key is the sum over its group."""
+    query = draw(*lengths, 16, leading=(2, heads))[0]
+    inputs = [query, *draw(*lengths, 16, 24, leading=(2, shared), seed=1)[1:]]
+    inputs = [x.requires_grad_() for x in inputs]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    mask = None
+    if kind == "boolean":
+        mask = torch.rand(2, heads, *lengths, generator=torch.manual_seed(1)) < 0.7
+        mask[..., 0] = True
+    if kind == "additive":
+        mask = torch.randn(heads, *lengths, generator=torch.manual_seed(1))
+    wide = mask.double() if kind == "additive" else mask
+    output = flash_attention_triton(*inputs, mask, causal=causal, enable_gqa=True)
+    expected = grouped(*exact, wide, causal)
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
+    coming = torch.randn(output.shape, generator=torch.manual_seed(2))
+    torch.use_deterministic_algorithms(same)
+    found = torch.autograd.grad(output, inputs, coming)
+    torch.use_deterministic_algorithms(False)
+    wanted = torch.autograd.grad(expected, exact, coming.double())
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        ((4, 3, 3), "key: expected a number of heads that divides 4, that of query, got 3"),
+        ((2, 4, 4), "key: expected a number of heads that divides 2, that of query, got 4"),
+        ((4, 0, 0), "key: expected a number of heads that divides 4, that of query, got 0"),
+        ((4, 2, 1), "value: expected leading dimensions"),
+        ((4, 2, 4), "value: expected leading dimensions"),
+    ],
+)
+def test_heads_that_cannot_share_are_refused(as_shipped, heads, words):
+    """By name, before anything runs; without the switch, any that differ."""
+    tensors = [torch.zeros(1, h, 5, 16) for h in heads]
+    with pytest.raises(ValueError, match=words):
+        flash_attention_triton(*tensors, enable_gqa=True)
+    with pytest.raises(ValueError, match="key: expected leading dimensions"):
+        flash_attention_triton(*tensors)
+    with pytest.raises(ValueError, match="mask: expected a shape that broadcasts"):
+        bad = torch.ones(3, 5, 5).bool()
+        flash_attention_triton(
+            tensors[0], *torch.zeros(2, 1, 1, 5, 16), bad, enable_gqa=True
+        )
+
+
+def test_twice_the_same_bits(same_bits):
     """Deterministic, backward too."""
     results = []
     for _ in range(2):
@@ -392,7 +546,33 @@ def test_what_holds_no_kernel_is_checked():
         flash_attention_triton(*torch.zeros(3, 4, 8), causal="yes")
 
 
-ROOM = "attnlib.flash_triton.attention"  # that asks for the machine
+@pytest.mark.parametrize(
+    ("chosen", "precision"), [("highest", "ieee"), ("high", "tf32x3"), ("medium", "tf32")]
+)
+def test_products_of_float32_are_as_the_user_says(monkeypatch, chosen, precision):
+    """Those of 16 bits have no choice."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: chosen)
+    assert precision_of(torch.float32) == precision
+    assert precision_of(torch.float16) == precision_of(torch.bfloat16) == "ieee"
+    seen = []
+    monkeypatch.setattr(f"{LAUNCHER}.launch", lambda *a, **o: seen.append(o["PRECISION"]))
+    flash_attention_triton(*draw(5, 6, 16))
+    flash_attention_triton(*draw(5, 6, 16, dtype=torch.float16))
+    assert seen == [precision, "ieee"]
+
+
+@pytest.mark.parametrize(("newer", "precision"), [("tf32", "tf32"), ("ieee", "ieee")])
+def test_newer_names_for_the_products_of_float32(monkeypatch, newer, precision):
+    """After which PyTorch refuses to tell the older ones."""
+
+    def refuse():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    monkeypatch.setattr(
+        torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=newer)
+    )
+    assert precision_of(torch.float32) == precision
 
 
 class Elsewhere:
@@ -408,6 +588,7 @@ class Elsewhere:
         ({}, 75, False),
         ({"is_cuda": False}, 80, False),
         ({"dtype": torch.float64}, 90, False),
+        ({"dtype": torch.float32}, 90, False),  # until somebody has measured it
         ({"shape": (2, 300)}, 90, False),
         ({"requires_grad": True}, 90, False),  # as a mask
     ],
@@ -415,7 +596,7 @@ class Elsewhere:
 def test_auto_takes_what_the_kernels_can(
     as_shipped, monkeypatch, change, capability, suited
 ):
-    """A GPU of 8.0 or more, 16 or 32 bits, up to 256 features, no gradient of a mask."""
+    """A GPU of 8.0 or more, 16 bits, up to 256 features, no gradient of a mask."""
     monkeypatch.setattr(f"{ROOM}.interpreted", lambda: False)
     monkeypatch.setattr(f"{ROOM}.capability_of", lambda tensor: capability)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -528,7 +709,7 @@ def test_the_statistics_are_filled_up_for_every_setting():
 
 def test_table_of_settings():
     """Every dimension and capability finds one that a GPU accepts."""
-    kernels = ("forward", "query_gradient", "key_value_gradient")
+    kernels = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
     for capability in (80, 86, 89, 90, 100, 103, 120):
         for kernel in kernels:
             for dim in range(1, 257):
@@ -582,10 +763,12 @@ def test_without_a_gpu():
     assert "got device cpu; for the interpreter set TRITON_INTERPRET=1" in done.stdout
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_kernels_are_operators_of_pytorch(masked, as_shipped):
+@pytest.mark.parametrize(("masked", "shared"), [(False, 2), (True, 2), (False, 1)])
+def test_the_kernels_are_operators_of_pytorch(masked, shared, as_shipped):
     """By PyTorch's own check; with the batch of vmap, and as one exported graph."""
-    inputs = [torch.randn(1, 2, tokens, 16) for tokens in (5, 7, 7)]
+    inputs = [
+        torch.randn(1, h, tokens, 16) for h, tokens in ((2, 5), (shared, 7), (shared, 7))
+    ]
     mask = torch.rand(1, 2, 5, 7).lt(0.7).view(torch.uint8) if masked else None
     torch.library.opcheck(triton_forward, (*inputs, mask, True, 0.25))
     leaves = [x.detach().requires_grad_() for x in inputs]
@@ -596,7 +779,8 @@ def test_the_kernels_are_operators_of_pytorch(masked, as_shipped):
         torch.library.opcheck(triton_backward, (*tensors, True, 0.25, *needed))
 
     def score(query, key, value, mask):
-        return flash_attention_triton(query, key, value, mask, causal=True).cos().sum()
+        options = {"causal": True, "enable_gqa": True}
+        return flash_attention_triton(query, key, value, mask, **options).cos().sum()
 
     batch = [torch.stack([x[0], 2 * x[0]]) for x in inputs]
     allowed = torch.rand(2, 5, 7) < 0.7

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("as_shipped")
 
 Q, K, V = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 5)
 MASK = torch.ones(4, 6, dtype=torch.bool)
+NESTED = torch.nested.nested_tensor([V[0, 0], V[0, 0, :5]], layout=torch.jagged)
 
 ATTENTION = {
     "query of rank 1": (
@@ -35,6 +36,12 @@ ATTENTION = {
         (Q, [[1.0]], V),
         TypeError,
         "key: expected a floating-point tensor, got list",
+    ),
+    "a nested value": (
+        (Q, K, NESTED),
+        TypeError,
+        "value: expected a tensor that is not nested; pad the sequences, and mask what was "
+        "padded by padding_mask",
     ),
     "mixed dtypes": (
         (Q, K, V.double()),
@@ -251,3 +258,12 @@ def test_autocast_does_not_hide_what_is_no_tensor():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError) as caught:
         ScaledDotProductAttention()(Q, [[1.0]], V)
     assert str(caught.value) == "key: expected a floating-point tensor, got list"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.parametrize("layer", [SelfAttention(5, 4), FeedForwardNetwork(5, 4)], ids=type)
+def test_layers_refuse_nested_tensors(layer, layout):
+    x = torch.nested.nested_tensor([torch.randn(3, 5), torch.randn(2, 5)], layout=layout)
+    with pytest.raises(TypeError, match=r"(x|input): expected a tensor that is not nested"):
+        layer(x)

@@ -141,7 +141,7 @@ def test_the_line_of_a_folded_check_names_all_its_equations(
             continue
         shown = set()
         for first, last in re.findall(
-            r"\(\w+\.(\d+)\)(?: to \(\w+\.(\d+)\))?", summary.get_text()
+            r"\((?:\w+\.)?(\d+)\)(?: to \((?:\w+\.)?(\d+)\))?", summary.get_text()
         ):
             shown |= set(range(int(first), int(last or first) + 1))
         here = set(", ".join(marks).split(", "))

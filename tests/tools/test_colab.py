@@ -359,7 +359,7 @@ def test_only_a_chapter_with_kernels_asks_for_a_gpu(editions, plain):
     )
     without = converted(plain, title, new_code_cell("# no import triton"))
     assert with_gpu.metadata["accelerator"] == "GPU"
-    assert "A T4 has 7.5" in with_gpu.cells[2].source
+    assert "The free T4 has 7.5" in with_gpu.cells[2].source
     assert "accelerator" not in without.metadata
     assert not any("T4" in cell.source for cell in without.cells)
     for name in NAMES:

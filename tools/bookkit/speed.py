@@ -1,98 +1,40 @@
-"""Write the tables of speed in book/engineers.md from the records in benchmarks/results.
+"""Write the tables of speed into pages of the book, from the records in benchmarks/results.
 
-They stand between `<!-- speed -->` and `<!-- /speed -->`. A ratio is a time of attnlib over
-that of PyTorch: above 1, attnlib is slower.
+Those of book/engineers.md stand between `<!-- speed -->` and `<!-- /speed -->`. What is
+compiled for Hopper stands between `<!-- hopper -->` and `<!-- /hopper -->`, in a text cell
+of whichever chapter has these lines.
 """
 
 import json
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
-from bookkit.chapters import BookError, parser, run, write_text
-
-BLOCK = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
-PASSES = ("forward", "both")
-Record = dict[str, Any]
+from bookkit import speed_tables
+from bookkit.chapters import BookError, parser, read_chapters, run, write_text
+from bookkit.speed_tables import Record
 
 
-def table(head: str, rows: Iterable[Iterable[str]], texts: int) -> str:
-    """A table in Markdown; after the first columns, with texts, come numbers."""
-    titles = head.split(" | ")
-    rule = ["---"] * texts + ["--:"] * (len(titles) - texts)
-    lines = (f"| {' | '.join(cells)} |" for cells in (titles, rule, *rows))
-    return "\n".join(lines).replace(" × ", "\u00a0×\u00a0") + "\n"  # sizes stay in one line
+def filled(old: str, name: str, text: str) -> tuple[str, int]:
+    """A page with this text between its two marks, and how often it has them."""
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return block.subn(lambda m: f"{m[1]}\n{text}\n{m[2]}", old)
 
 
-def machines(records: Iterable[Record]) -> str:
-    """The machine that the records come from, or each that does."""
-    sentence = (
-        "*Float32, medians of runs that take turns, on {cpu}, up to {threads} threads, "
-        "{system}, with Python {python} and PyTorch {torch}.*\n"
-    )
-    records = list(records)
-    most = max(record["machine"]["threads"] for record in records)
-    machines = [{**record["machine"], "threads": most} for record in records]
-    return "\n".join(dict.fromkeys(sentence.format(**machine) for machine in machines))
-
-
-def layers(multi_head: Record, layer_norm: Record, model: Record) -> str:
-    """MultiHeadAttention, LayerNorm and LanguageModel beside PyTorch's."""
-    rows = []
-    both = {row["batch"]: row for row in multi_head["rows"] if row["pass"] != "forward"}
-    for row in (row for row in multi_head["rows"] if row["pass"] == "forward"):
-        size = "{batch} × {tokens} × {width}, {heads} heads".format(**row)
-        for how, name in (("weights returned", "ratio"), ("no weights", "ratio_fused")):
-            ratios = [f"{measured[name]:.2f}" for measured in (row, both[row["batch"]])]
-            rows.append([f"`nn.MultiheadAttention`, {how}", size, *ratios])
-    for row in layer_norm["rows"]:
-        size = "{tokens} × {features}".format(**row)
-        ratio = f"{row['ours_ms'] / row['theirs_ms']:.2f}"
-        rows.append(["`nn.LayerNorm`, on one thread", size, ratio, ""])
-    for row in model["rows"]:
-        size = "{batch} × {tokens} × {width}, {heads} heads".format(**row, **model)
-        name = f"`nn.TransformerEncoder` in a language model, {model['layers']} layers"
-        rows.append([name, size, f"{row['ratio']:.2f}", ""])
-    head = "beside | size | forward | + backward"
-    return table(head, rows, texts=2)
-
-
-def attention(record: Record) -> str:
-    """FlashAttention and ScaledDotProductAttention beside PyTorch's function."""
-    rows = []
-    for row in record["speed"]:
-        size = f"{row['heads']} × {row['tokens']}{', causal' if row['causal'] else ''}"
-        names = (f"{run}_{ours}_ratio" for ours in ("flash", "plain") for run in PASSES)
-        rows.append([size, *(f"{row[name]:.2f}" if name in row else "" for name in names)])
-    head = "size | flash, forward | + backward | plain, forward | + backward"
-    return table(head, rows, texts=1)
-
-
-def backends(record: Record) -> str:
-    """FlashAttention by itself, its tiles and the plain attention, for few tokens too."""
-    rows = []
-    for row in record["rows"]:
-        size = f"{row['queries']} × {row['keys']}{', causal' if row['causal'] else ''}"
-        rows.append([size, *(f"{row[name]:.2f}" for name in ("auto", "tiles", "plain"))])
-    return table("size | auto | tiles | plain", rows, texts=1)
-
-
-def memory(record: Record) -> str:
-    """What attention needs beyond its inputs, where all three were measured."""
-    longest = [row for row in record["lengths"] if "plain_mib" in row][-1]
-    mib = {
-        name: round(longest[f"{name} backward_mib"]) for name in ("flash", "sdpa", "plain")
-    }
-    return (
-        f"Memory beyond the inputs, forward and backward, for one head of "
-        f"{record['features']} at {longest['tokens']} tokens: {mib['flash']} MiB for "
-        f"the tiles, {mib['sdpa']} MiB for `F.scaled_dot_product_attention`, "
-        f"{mib['plain']} MiB for `ScaledDotProductAttention`, which forms the weights.\n"
-    )
+def pages(root: Path, tables: dict[str, str]) -> dict[Path, str]:
+    """Every page that has a table, as it should be."""
+    path, found = root / "book" / "engineers.md", {}
+    found[path], count = filled(path.read_text(encoding="utf-8"), "speed", tables["speed"])
+    if count != 1:
+        raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
+    for chapter in read_chapters(root):
+        for cell in chapter.text_cells:
+            cell.source, count = filled(cell.source, "hopper", tables["hopper"])
+            if count:
+                found[chapter.path] = chapter.text
+    return found
 
 
 def main() -> int:
@@ -105,32 +47,36 @@ def main() -> int:
         return json.loads(path.read_text(encoding="utf-8"))
 
     flash, multi_head, norm = map(record, ("flash", "multi_head", "layer_norm"))
-    choice, model = record("backends"), record("language_model")
+    choice, model, masked = map(record, ("backends", "language_model", "masks"))
     parts = [
         "`MultiHeadAttention`, `LayerNorm` and `LanguageModel`, over PyTorch's; sizes are "
         "(batch ×) tokens × width:\n",
-        layers(multi_head, norm, model),
+        speed_tables.layers(multi_head, norm, model),
         "The tiles of `FlashAttention` (flash) and `ScaledDotProductAttention` (plain), "
         f"with heads of {flash['features']}, over `F.scaled_dot_product_attention`; sizes "
         "are heads × tokens:\n",
-        attention(flash),
+        speed_tables.attention(flash),
         f"What `FlashAttention` chooses by itself (auto), for {choice['heads']} heads, "
         "forward alone, over the same function; sizes are queries × keys, and what the "
         "call itself checks is counted in:\n",
-        backends(choice),
-        memory(flash),
-        machines([multi_head, norm, flash, choice, model]),
+        speed_tables.backends(choice),
+        "What a mask costs `ScaledDotProductAttention`, over the same call without one, "
+        f"for {masked['heads']} heads, forward alone:\n",
+        speed_tables.masks(masked),
+        speed_tables.memory(flash),
+        speed_tables.machines(multi_head, norm, flash, choice, model, masked),
     ]
-    path: Path = args.root / "book" / "engineers.md"
-    old = path.read_text(encoding="utf-8")
-    new, count = BLOCK.subn(lambda m: m[1] + "\n" + "\n".join(parts) + "\n" + m[2], old)
-    if count != 1:
-        raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
-    if new != old:
+    tables = {
+        "speed": "\n".join(parts),
+        "hopper": speed_tables.hopper(record("flash_hopper")),
+    }
+    for path, new in pages(args.root, tables).items():
+        if new == path.read_text(encoding="utf-8"):
+            continue
         if args.check:
-            raise BookError("book/engineers.md is out of date; run python tools speed")
+            raise BookError(f"book/{path.name} is out of date; run python tools speed")
         write_text(path, new)
-        print("book/engineers.md: written")
+        print(f"book/{path.name}: written")
     return 0
 
 

@@ -31,9 +31,9 @@ from release import versions
 GPU = re.compile(r"^\s*(?:import|from) triton\b", re.MULTILINE)
 GPU_HINT = """\
 > **With a GPU.** In Colab, choose *Runtime → Change runtime type* and a GPU, before you run
-> the first cell. The kernels of this chapter need compute capability 8.0, for example an
-> A100 or an L4. A T4 has 7.5: on it, flash attention takes the path through PyTorch. The
-> chapter runs without a GPU, too."""
+> the first cell. The kernels of this chapter are then compiled for it, from compute
+> capability 7.5 on. The free T4 has 7.5: no bfloat16, and no tensor cores for Triton. An
+> A100 or an L4 has both. Without a GPU they are interpreted, and print the same."""
 # An output of a notebook has no place for a text that is read in place of the picture.
 IN_WORDS = "<details>\n<summary>The figure in words</summary>\n\n{}\n\n</details>"
 LICENSE = "Code: MIT. Text and figures: CC BY 4.0."
