@@ -10,12 +10,12 @@ GIVEN stay whole.
 from __future__ import annotations
 
 import ast
-import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bookkit.chapters import BookError
+from editions.runs import handed_on, runs_of
 
 GIVEN = {"from_torch", "from_linear", "extra_repr", "_apply", "_load_from_state_dict"}
 GIVEN |= {
@@ -27,9 +27,6 @@ GIVEN |= {
     "_held",
     "__init_subclass__",
 }
-PLUMBING = re.compile(
-    r"refuse_|require_|as_autocast|under_autocast|^super$|fused_attention|^with_batch$"
-)
 ASKS = 'raise NotImplementedError("{}: this is yours to write")'
 
 
@@ -43,8 +40,9 @@ class Blank:
     hints: list[str]
     shown: list[str] = field(default_factory=list)  # its names in the story
     story: str = ""  # code that makes of the reader's what the story means by that name
-    given: list[str] = field(default_factory=list)  # methods that stay
+    given: list[str] = field(default_factory=list)  # methods, or beginnings, that stay
     lines: int = 0  # that it takes; 0 means as many as ours
+    counted: int = 0  # the same, when known
 
     @property
     def module(self) -> str:
@@ -80,66 +78,23 @@ def without_answer(blank: Blank, source: str) -> str:
         functions = [n for n in parts if n.name not in stay]
     removed, told = 0, blank.lines
     for function in reversed(functions):
-        runs = runs_of(function)
+        runs = runs_of(function, blank.given)
         for index, (first, last) in reversed(list(enumerate(runs))):
             start, end = first.lineno - 1, last.end_lineno
             while lines[start - 1].lstrip().startswith("#"):
                 start -= 1
             owner = blank.symbol if function is node else f"{blank.symbol}.{function.name}"
             indent = " " * first.col_offset
-            ask = ASKS.format(owner) if index == 0 else "..."
-            about = f"{indent}# Yours: about {count(told or end - start)}."
+            asks = [ASKS.format(owner)] if index == 0 else []
+            asks += [f"{name} = ..." for name in handed_on(function, first, last)]
+            about = f"# Yours: about {count(told or end - start)}."
             removed += end - start
-            lines[start:end] = [about, f"{indent}{ask}"]
+            lines[start:end] = [f"{indent}{line}" for line in [about, *(asks or ["..."])]]
     if not removed:
         raise BookError(f"blanks.toml: nothing of {blank.name} can be left out")
-    blank.lines = told or removed
+    blank.counted = told or removed
     return "\n".join(lines)
 
 
 def count(lines: int) -> str:
     return "1 line" if lines == 1 else f"{lines} lines"
-
-
-def runs_of(function: ast.FunctionDef) -> list[tuple[ast.stmt, ast.stmt]]:
-    """Statements of the body that follow each other and are left to the reader."""
-    stays, needed = set(), set()
-    for index, statement in reversed(list(enumerate(function.body))):
-        made = names_of(statement, ast.Store)
-        later = set().union(*(names_of(s, ast.Load) for s in function.body[index + 1 :]))
-        handed = isinstance(statement, ast.Assign) and made & needed  # to a refusal
-        if is_plumbing(statement, made & later) or handed:
-            stays.add(statement)
-            needed |= names_of(statement, ast.Load)
-    left = [s for s in function.body if s not in stays]
-    if all(trivial(s) for s in left):
-        return []  # nothing but `self.scale = scale`
-    runs: list[tuple[ast.stmt, ast.stmt]] = []
-    for before, statement in zip([None, *function.body], function.body, strict=False):
-        if statement in left:
-            joins = before in left
-            runs[-1 if joins else len(runs) :] = [
-                (runs[-1][0] if joins else statement, statement)
-            ]
-    return runs
-
-
-def names_of(node: ast.AST, context: type) -> set[str]:
-    found = (n for n in ast.walk(node) if isinstance(n, ast.Name))
-    return {n.id for n in found if isinstance(n.ctx, context)}
-
-
-def is_plumbing(statement: ast.stmt, results: set[str]) -> bool:
-    """Whether a statement refuses or hands on; one that computes `results` does more."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return True  # the docstring
-    raises = any(isinstance(n, ast.Raise) for n in ast.walk(statement)) and not results
-    return raises or any(PLUMBING.search(n) for n in names_of(statement, ast.Load))
-
-
-def trivial(statement: ast.stmt) -> bool:
-    """`self.scale = scale`, or `pass`."""
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
-        targets = {ast.unparse(target) for target in statement.targets}
-        return targets == {f"self.{statement.value.id}"}
-    return isinstance(statement, ast.Pass)

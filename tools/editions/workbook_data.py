@@ -39,7 +39,7 @@ def describe(
                     "source": source,
                     "symbol": blank.symbol,
                     "minutes": blank.minutes,
-                    "lines": blank.lines,
+                    "lines": blank.counted,
                     "todo": blank.todo,
                     "hints": blank.hints,
                     "labels": LABEL.findall(source),

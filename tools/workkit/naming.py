@@ -120,16 +120,19 @@ def named(mistakes: list[dict], notes: list[dict], name: str, own: list[dict]) -
     return list(dict.fromkeys(said for hits, said in told if hits == most))
 
 
-def equations_held(known: dict, notes: list[dict], all_passed: bool) -> dict[str, bool]:
+def equations_held(known: dict, notes: list[dict], blanks: dict) -> dict[str, bool]:
     """Of each equation whether everything that checks it passes on the reader's code.
 
     One that no code of the reader's stands behind is theirs when the chapter is.
     """
+    states = {name: found["state"] for name, found in blanks.items()}
+    all_passed = all(state == "passed" for state in states.values())
+    done = {name for name, state in states.items() if state in ("passed", "lent")}
     held = {}
     for label in known["equations"]:
         about = [n for n in notes if label in n["labels"]]
         right = bool(about) and all(n["kind"] == "passed" for n in about)
-        held[label] = right and (all_passed or any(n["uses"] for n in about))
+        held[label] = right and (all_passed or any(done & set(n["uses"]) for n in about))
     return held
 
 

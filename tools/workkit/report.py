@@ -12,8 +12,9 @@ SIGNS = {"passed": "✓", "failed": "✗", "waits": "…", "to do": "·", "lent"
 def in_words(book: Workbook, result: dict[str, Any]) -> str:
     """The report of one chapter."""
     known = book.data[result["chapter"]]
+    where = called(known["key"])
     lines = [
-        f"Chapter {plain_number(known['key'])}: {known['title']}",
+        f"{where[0].upper()}{where[1:]}: {known['title']}",
         *result["said"],
         "",
     ]
@@ -38,8 +39,8 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plain_number(key: str) -> str:
-    return key.lstrip("0")
+def called(key: str) -> str:
+    return f"chapter {key.lstrip('0')}" if key.isdigit() else f"appendix {key}"
 
 
 def summary(known: dict, found: dict[str, Any]) -> str:
@@ -82,7 +83,7 @@ def next_step(book: Workbook) -> str:
         for name, blank in known["blanks"].items():
             if name not in book.state["passed"] and book.state_of(name) != "lent":
                 do = "mend" if book.state_of(name) == "written" else "write"
-                where = f"book/{known['file']} (chapter {plain_number(key)}"
+                where = f"book/{known['file']} ({called(key)}"
                 return f"{do} `{blank['symbol']}` in {where}, {blank['minutes']} minutes)."
     return ""
 
