@@ -63,7 +63,7 @@ def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, di
     }:
         raise BookError(f"blanks.toml: no chapter defines {', '.join(sorted(unknown))}")
     for known in data.values():
-        text = json.dumps(known, indent=1, ensure_ascii=False)
+        text = json.dumps(known, ensure_ascii=False)
         write_text(folder / "data" / "chapters" / f"{known['file'][:-6]}.json", text + "\n")
     version = versions(root)["attnlib/__init__.py"]
     furnish(root, folder, data, version, published.site if published else None)

@@ -22,7 +22,8 @@ from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, wri
 from bookkit.execute import select
 from bookkit.mistakes import read_faults
 from editions.workbook_bench import Bench
-from workkit.naming import signature
+from workkit.known import signature
+from workkit.naming import judge
 
 
 def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
@@ -34,23 +35,32 @@ def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
         str(f): ([], d)
         for f, d in zip(tried, bench.try_answers(chapter.key, answers), strict=True)
     }
-    seen: list[dict] = []  # one that is kept for two equations is tried once
+    runs: list[tuple[dict, list]] = []  # a mistake kept for two equations is tried once
     for fault in faults:
         entered = bench.entered(chapter, fault) if fault.kind == "equation" else {}
-        if entered and entered not in seen:
-            seen.append(entered)
+        if entered and entered not in [tried for tried, _ in runs]:
             notes = bench.try_out(chapter.key, entered) or []
-            digits[str(fault)] = sorted(entered), signature(notes)[:60]
+            runs.append((entered, notes))
+            digits[str(fault)] = sorted(entered), signature(notes)
     found = []
     for fault in (f for f in faults if str(f) in digits):
         blanks, kept = digits[str(fault)]
         made = {"subject": fault.subject, "mistake": fault.mistake}
         found.append(made | {"blanks": blanks, "signature": kept})
-        caught = kept and kept[0][1] != "passed"
-        print(
-            f"{'caught' if caught else 'NOT SEEN':9} {fault}", file=sys.stderr, flush=True
-        )
+    known = bench.data[chapter.key] | {"mistakes": found}
+    said = {text for _, notes in runs for text in told(known, notes)}
+    for made in found:
+        kept = made["signature"]
+        how = "named" if made["mistake"] in said or not made["blanks"] else "NOT NAMED"
+        how = how if kept and kept[0][1] != "passed" else "NOT SEEN"
+        print(f"{how:9} {made['subject']}: {made['mistake']}", file=sys.stderr, flush=True)
     return found
+
+
+def told(known: dict[str, Any], notes: list[dict]) -> list[str]:
+    """The mistakes that a reader is told of, who has written everything."""
+    found = judge(known, notes, dict.fromkeys(known["blanks"], "written"))
+    return [text for blank in found.values() for text in blank.get("mistakes", [])]
 
 
 def main() -> int:
@@ -66,8 +76,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         bench = Bench(args.root.resolve(), Path(made))
         for chapter in select(read_chapters(args.root), args.chapters, args.root):
-            found = {"mistakes": mistakes_of(bench, chapter)}
-            text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+            found = mistakes_of(bench, chapter)
+            lines = ",\n".join(json.dumps(m, ensure_ascii=False) for m in found)
+            text = f'{{"mistakes": [\n{lines}\n]}}\n'
             path = args.root / "book" / "workbook" / f"{chapter.name}.json"
             if args.check and (not path.exists() or path.read_text("utf-8") != text):
                 stale.append(path.name)

@@ -33,6 +33,10 @@ sys.path[:0] = [str(Path("..").resolve()), str(Path("../tools").resolve())]
 from workkit.notebook import begin
 
 workbook = begin("{key}")"""
+BEGIN = """\
+**Workbook.** Run the cell above first, then the others from the top. In this chapter you \
+write {names}. Until one of them is written, the cells that need it raise an error that \
+names it; all others run."""
 TURN = """\
 ### Your turn: `{symbol}`
 
@@ -54,6 +58,12 @@ def cells_of(
     """The notebook's cells: the story, the blanks, the checks."""
     setup = SETUP.format(folder="attnlib-workbook", key=chapter.key)
     cells = [new_code_cell(setup, id="workbook-setup", metadata=FOLDED)]
+    if known["blanks"]:
+        names = ", ".join(
+            f"`{b['symbol']}` ({b['minutes']} minutes)" for b in known["blanks"].values()
+        )
+        begin = BEGIN.format(names=" and ".join(names.rsplit(", ", 1)))
+        cells.append(new_markdown_cell(begin, id="workbook-begin"))
     asked: set[str] = set()
     for at, part in enumerate(shown):
         cell, source = part.cell, part.cell.source

@@ -44,6 +44,11 @@ def parts_of(test: ast.expr) -> tuple[str, list[ast.expr]]:
     """How a test compares, and the expressions that are to be evaluated, each once."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return type(test.ops[0]).__name__, [test.left, test.comparators[0]]
+    if isinstance(test, ast.Compare):
+        return " ".join(type(op).__name__ for op in test.ops), [
+            test.left,
+            *test.comparators,
+        ]
     if isinstance(test, ast.Call) and len(test.args) == 2:
         name = getattr(test.func, "id", getattr(test.func, "attr", ""))
         plain = not any(isinstance(a, ast.Starred) for a in test.args)

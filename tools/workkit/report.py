@@ -6,6 +6,7 @@ from typing import Any
 
 from workkit.checking import Workbook
 
+COUNTED = {2: "two", 3: "three", 4: "four"}
 SIGNS = {"passed": "✓", "failed": "✗", "waits": "…", "to do": "·", "lent": "~"}
 
 
@@ -29,7 +30,7 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
         title = next(e["title"] for e in known["exercises"] if e["number"] == number)
         said = f": {note['came']}" if note["kind"] == "failed" else ""
         lines.append(f"{sign} Exercise {number}, {title}{said}")
-        lines += [f"    {text}" for text in note.get("mistakes", [])]
+        lines += [f"    {text}" for text in told(note.get("mistakes", []))]
     held, all_ = sum(result["equations"].values()), len(result["equations"])
     lines += ["", f"{held} of {all_} equations hold on your code."]
     if result.get("ratio"):
@@ -59,9 +60,7 @@ def detail(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
     if "problem" in found:
         return [found["problem"]]
     note, lines = found["note"], []
-    for mistake in found["mistakes"][:2]:
-        start = "These are the numbers of a known mistake: " if not lines else "Or: "
-        lines.append(start + mistake)
+    lines += told(found["mistakes"])
     numbers = [known["equations"].get(label, [label])[0] for label in found["labels"]]
     about = f"Equation {', '.join(numbers)}: " if numbers else ""
     lines.append(f"{about}this should hold: {' '.join(note['text'].split())}")
@@ -72,9 +71,24 @@ def detail(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
         lines.append(f"  right: {note['compared'][1]}")
     if note.get("message") or note.get("came"):
         lines.append(f"  {note.get('message') or note['came']}")
+    if note.get("place"):
+        lines.append(f"  {note['place']}")
     if found["others"]:
         lines.append(f"  and {found['others']} more like it")
     return lines
+
+
+def told(mistakes: list[str]) -> list[str]:
+    """The mistake, or those that give the same numbers."""
+    if len(mistakes) < 2:
+        return [f"These are the numbers of a known mistake: {m}" for m in mistakes]
+    first, *others = mistakes[:4]
+    count = COUNTED.get(len(mistakes), "several")
+    return [
+        f"These are the numbers of {count} known mistakes, which no check tells apart.",
+        f"Either: {first}",
+        *(f"or: {other}" for other in others),
+    ]
 
 
 def next_step(book: Workbook) -> str:

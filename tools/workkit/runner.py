@@ -120,7 +120,7 @@ def exercise(tracer: Tracer, cell: dict) -> None:
         """What the reader's own functions return: it tells answers apart."""
         code = frame.f_code
         mine = code.co_filename == f"<{cell['id']}>" and code.co_name != "<module>"
-        if event == "return" and mine and len(returned) < 8:
+        if event == "return" and mine and len(returned) < 3:
             returned.append(digits(value))
 
     sys.setprofile(note_return)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import linecache
 import symtable
+import traceback
+from pathlib import Path
 from typing import Any
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
-from workkit.values import brief, digits, holds
+from workkit.values import apart, brief, digits, holds
 
 YOURS = "yours to write"
 
@@ -91,7 +93,21 @@ class Tracer:
             kind = "unwritten"
         name = type(error).__name__
         came = said if kind == "failed" else f"{name}: {said}"
-        self.note(kind, text, came=came[:400], digits=[name, digits(said[:400])])
+        known = [name, digits(said[:400])]
+        place = self.place(error) if kind == "raised" else ""
+        self.note(kind, text, came=came[:400], digits=known, place=place)
+
+    def place(self, error: BaseException) -> str:
+        """The last line that was running in the reader's cells, or in the package."""
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        for frame in frames:
+            if (name := frame.filename.strip("<>")) in self.owner.values():
+                return f"in line {frame.lineno} of your {name}: {frame.line}"
+        for frame in frames:
+            if "attnlib" in Path(frame.filename).parts[-3:]:
+                file = frame.filename[frame.filename.rindex("attnlib") :]
+                return f"in line {frame.lineno} of {file}: {frame.line}"
+        return ""
 
     def seen(self, text: str, form: str, names: list[str], work: Any, message: Any) -> None:
         """What an assertion calls in place of raising: `work` gives its parts."""
@@ -106,7 +122,7 @@ class Tracer:
         if good:
             self.note("passed", text)
             return
-        values = list(parts[-2:]) if form != "value" else []
+        values = apart(form, parts)
         shown = {n: brief(self.namespace[n]) for n in names if shows(self.namespace.get(n))}
         self.note(
             "failed",
