@@ -19,6 +19,7 @@ from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
 from tiny_book import ROOT
 from workkit.package import read_data, texts_of
+from workkit.report import told
 from workkit.store import Store, name_of
 
 SAMPLE = "03"  # what is checked even where nothing has changed
@@ -163,6 +164,11 @@ def test_a_wrong_turn_is_named(folder, ours):
     assert done.returncode == 1
     assert "known mistake: The layer has no mask" in done.stdout
     assert "left: " in done.stdout and "right: " in done.stdout
+
+
+def test_mistakes_that_share_their_numbers_are_told_together():
+    assert told(["A."]) == ["These are the numbers of a known mistake: A."]
+    assert told(["A.", "B."])[1:] == ["Either: A.", "or: B."]
 
 
 def test_each_mistake_is_known_by_its_own_numbers(untouched):

@@ -23,7 +23,7 @@ for name in ("ScaledDotProductAttention", "FlashAttention"):
     attend = getattr(attnlib, name)(causal=True)
     attend(q, k, v)
     times = []
-    for _ in range(7):
+    for _ in range(15):
         start = time.perf_counter()
         attend(q, k, v)
         times.append(time.perf_counter() - start)
@@ -32,7 +32,7 @@ for name in ("ScaledDotProductAttention", "FlashAttention"):
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
         attend(*inputs)
-    found[name] = [sorted(times)[3] * 1000, sum(saved) / 2**20]
+    found[name] = [min(times) * 1000, sum(saved) / 2**20]
 print(json.dumps(found))
 """
 
