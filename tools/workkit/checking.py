@@ -60,10 +60,8 @@ class Workbook:
     def answers(self) -> dict[str, str]:
         """The reader's, and ours where they are lent."""
         lent = {n: book_answer(n) for n in self.state["lent"] if self.state_of(n) == "lent"}
-        mine = {
-            n: a for n, a in self.store.answers.items() if "." in n and not n[0].isdigit()
-        }
-        mine = {n: a for n, a in mine.items() if n in self.store.blanks}
+        asked = {name for known in self.data.values() for name in known["blanks"]}
+        mine = {n: a for n, a in self.store.answers.items() if n in asked}
         return {n: a for n, a in lent.items() if a} | mine
 
     def sync(self) -> list[str]:

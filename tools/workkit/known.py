@@ -67,6 +67,7 @@ def named(mistakes: list[dict], notes: list[dict], name: str, own: list[dict]) -
     sure = {id(note) for note in reliable(notes)}
     broken = {note["cell"] for note in notes if note["kind"] in BREAKS}
     fine = {n["key"] for n in notes if name in n["uses"] and n["kind"] == "passed"}
+    fine -= {note["key"] for note in notes if note["kind"] in BAD}
     bad: dict[str, list[dict]] = defaultdict(list)
     for note in own:
         bad[note["key"]].append(note)
@@ -81,7 +82,7 @@ def named(mistakes: list[dict], notes: list[dict], name: str, own: list[dict]) -
         }
         about = bad.keys() if len(theirs) < MOST else bad.keys() & theirs.keys()
         same = must & about <= hits and 2 * len(hits) >= len(about)
-        if hits and same and not (fine - bad.keys()) & theirs.keys():
+        if hits and same and not fine & theirs.keys():
             told.append((len(hits), mistake["mistake"]))
     most = max((hits for hits, _ in told), default=0)
     return list(dict.fromkeys(said for hits, said in told if hits == most))
