@@ -49,14 +49,26 @@ def parts_of(test: ast.expr) -> tuple[str, list[ast.expr]]:
             test.left,
             *test.comparators,
         ]
-    if isinstance(test, ast.Call) and len(test.args) == 2:
-        name = getattr(test.func, "id", getattr(test.func, "attr", ""))
-        plain = not any(isinstance(a, ast.Starred) for a in test.args)
-        if name in ALIKE and plain and all(k.arg for k in test.keywords):
-            keys = [ast.Constant(k.arg) for k in test.keywords]
-            options = ast.Dict(keys, [k.value for k in test.keywords])
-            return "call", [test.func, options, *test.args]
+    if isinstance(test, ast.Call) and getattr(test.func, "id", "") == "all":
+        made = test.args[0]
+        if isinstance(made, ast.GeneratorExp) and (same := comparison(made.elt)):
+            pair = ast.Tuple(same[2:], ast.Load())
+            return "all", [*same[:2], ast.ListComp(pair, made.generators)]
+    if same := comparison(test):
+        return "call", same
     return "value", [test]
+
+
+def comparison(test: ast.expr) -> list[ast.expr]:
+    """Function, options and values of such a call as same(a, b); empty if it is none."""
+    if not isinstance(test, ast.Call) or len(test.args) < 2:
+        return []
+    name = getattr(test.func, "id", getattr(test.func, "attr", ""))
+    plain = not any(isinstance(a, ast.Starred) for a in test.args)
+    if name not in ALIKE or not plain or not all(k.arg for k in test.keywords):
+        return []
+    keys = [ast.Constant(k.arg) for k in test.keywords]
+    return [test.func, ast.Dict(keys, [k.value for k in test.keywords]), *test.args]
 
 
 def labels_by_line(source: str) -> dict[int, list[str]]:

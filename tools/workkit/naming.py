@@ -69,12 +69,13 @@ def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[s
     mistakes = named(known["mistakes"], notes, name, own)
     labels = known["blanks"][name]["labels"]
 
-    def size(note: dict) -> tuple[bool, int]:
-        length = len(str(note.get("inputs", ""))) + len(str(note.get("compared", "")))
-        return not note.get("compared"), length
+    def size(note: dict) -> int:
+        return len(str(note.get("inputs", ""))) + len(str(note.get("compared", "")))
 
     clear = [note for note in own if note["kind"] != "raised"] or own
-    first = min((n for n in clear if n["cell"] == clear[0]["cell"]), key=size)
+    differ = [n for n in clear if len(set(n.get("compared", []))) > 1]  # NaN is not NaN
+    some = differ or clear
+    first = min((note for note in some if note["cell"] == some[0]["cell"]), key=size)
     near = [label for label in first["labels"] if label in labels] or first["labels"]
     return {"note": first, "labels": near[:2], "mistakes": mistakes, "others": len(own) - 1}
 

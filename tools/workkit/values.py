@@ -21,7 +21,15 @@ def holds(form: str, parts: tuple) -> bool:
     if form == "call":
         function, options, *values = parts
         return bool(function(*values, **options))
+    if form == "all":
+        return not odd(parts)
     return all(OPERATORS[op](a, b) for op, a, b in links(form, parts))
+
+
+def odd(parts: tuple) -> tuple:
+    """The first pair of values that should be alike and is not."""
+    function, options, pairs = parts
+    return next((p for p in pairs if not function(*p, **options)), ())
 
 
 def links(form: str, parts: tuple) -> list[tuple[str, Any, Any]]:
@@ -34,7 +42,9 @@ def apart(form: str, parts: tuple) -> list[Any]:
     if form == "value":
         return []
     if form == "call":
-        return list(parts[-2:])
+        return list(parts[2:4])
+    if form == "all":
+        return list(odd(parts)[:2])
     return next([a, b] for op, a, b in links(form, parts) if not OPERATORS[op](a, b))
 
 
