@@ -63,26 +63,35 @@ def named(mistakes: list[dict], notes: list[dict], name: str, own: list[dict]) -
 
     Of `own`, what only this definition can be blamed for, all that came before anything
     else broke off must be what the mistake makes of it; if that is nothing, half of it.
+    Of several such mistakes, those that explain most of all that failed.
     """
     sure = {id(note) for note in reliable(notes)}
-    broken = {note["cell"] for note in notes if note["kind"] in BREAKS}
     fine = {n["key"] for n in notes if name in n["uses"] and n["kind"] == "passed"}
     fine -= {note["key"] for note in notes if note["kind"] in BAD}
-    bad: dict[str, list[dict]] = defaultdict(list)
-    for note in own:
-        bad[note["key"]].append(note)
+    behind = [n for n in notes if name in n["uses"] and n["kind"] in BAD]
+    mine = {note["key"] for note in own}
     must = {note["key"] for note in own if id(note) in sure}
     told = []
     for mistake in (m for m in mistakes if name in m["blanks"]):
         theirs = {key: rest for key, *rest in mistake["signature"]}
-        hits = {
-            key
-            for key, found in bad.items()
-            if hit(theirs.get(key), found, found[0]["cell"] not in broken)
-        }
-        about = bad.keys() if len(theirs) < MOST else bad.keys() & theirs.keys()
-        same = must & about <= hits and 2 * len(hits) >= len(about)
-        if hits and same and not fine & theirs.keys():
-            told.append((len(hits), mistake["mistake"]))
-    most = max((hits for hits, _ in told), default=0)
-    return list(dict.fromkeys(said for hits, said in told if hits == most))
+        found = hits(theirs, behind, notes)
+        explained = found & mine
+        about = mine if len(theirs) < MOST else mine & theirs.keys()
+        same = must & about <= explained and 2 * len(explained) >= len(about)
+        if explained and same and not fine & theirs.keys():
+            told.append((len(found), mistake["mistake"]))
+    most = max((count for count, _ in told), default=0)
+    return list(dict.fromkeys(said for count, said in told if count == most))
+
+
+def hits(theirs: dict[str, list], behind: list[dict], notes: list[dict]) -> set[str]:
+    """The assertions that failed as they do with a mistake."""
+    broken = {note["cell"] for note in notes if note["kind"] in BREAKS}
+    bad: dict[str, list[dict]] = defaultdict(list)
+    for note in behind:
+        bad[note["key"]].append(note)
+    return {
+        key
+        for key, found in bad.items()
+        if hit(theirs.get(key), found, found[0]["cell"] not in broken)
+    }
