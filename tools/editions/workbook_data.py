@@ -35,15 +35,7 @@ def describe(
             cells.append({"id": name, "source": source})
             if blank:
                 cells[-1]["blank"] = blank.name
-                blanks[blank.name] = {
-                    "source": source,
-                    "symbol": blank.symbol,
-                    "minutes": blank.minutes,
-                    "lines": blank.counted,
-                    "todo": blank.todo,
-                    "hints": blank.hints,
-                    "labels": LABEL.findall(source),
-                }
+                blanks[blank.name] = about(blank, source)
         elif cell.cell_type == "code" and (solved := SOLUTION.match(source)):
             number = solved[1]
             if number not in [e["number"] for e in exercises]:
@@ -70,6 +62,19 @@ def describe(
         "equations": numbered,
         "package": package,
         "mistakes": mistakes,
+    }
+
+
+def about(blank: Blank, source: str) -> dict[str, Any]:
+    """A blank as the workbook knows it."""
+    return {
+        "source": source,
+        "symbol": blank.symbol,
+        "minutes": blank.minutes,
+        "lines": blank.counted,
+        "todo": blank.todo,
+        "hints": blank.hints,
+        "labels": LABEL.findall(source),
     }
 
 
