@@ -1,6 +1,7 @@
 """Build the book's HTML: warnings are errors, and the path to open is printed.
 
-The chapters are in it as notebooks that stand alone, for the reader to download.
+The chapters are in it as notebooks that stand alone, and the workbook as a ZIP, for the
+reader to download.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from address import address
 from bookkit.chapters import ROOT, run
 from editions.colab import write_editions
+from editions.workbook import write_zip
 
 OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 
@@ -45,6 +47,7 @@ def main() -> int:
         return code
     site = into / "_build" / "html"
     write_editions(ROOT, site / "notebooks", address(), built=into)
+    write_zip(ROOT, site / "workbook.zip", into)
     print(f"\nOpen {(site / 'index.html').as_uri()}")
     return 0
 

@@ -12,6 +12,7 @@ import difflib
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bookkit.chapters import BookError, parser, read_chapters, run, write_text
 from bookkit.modules import Module, read_modules
 from bookkit.statements import formatted, sections
 
+Layout = Callable[[str, str, Path], str]
 DERIVED = re.compile(
     r'\s+Derived\s+in\s+(?:chapter|appendix)\s+\w+,.*?\.ipynb\)\.\s*(?="""$)', re.DOTALL
 )
@@ -30,7 +32,7 @@ If the chapter is right, run: make chapters
 If the module is right, run:  python tools tangle --update"""
 
 
-def assembled(module: Module, root: Path) -> str:
+def assembled(module: Module, root: Path, layout: Layout = formatted) -> str:
     """The module's text: docstring, imports, definitions."""
     places = [f'{c.called}, "{c.title}" ({c.file})' for c in dict.fromkeys(module.chapters)]
     source = f"Derived in {', and in '.join(places)}."
@@ -42,7 +44,7 @@ def assembled(module: Module, root: Path) -> str:
     bodies = ["\n".join(s.text for s in body) for body in module.bodies]
     parts = [docstring, "\n".join(imports), *bodies]
     text = MADE.format(module.chapter.file) + "\n\n\n".join(filter(None, parts))
-    return formatted(text, module.file, root)
+    return layout(text, module.file, root)
 
 
 def portions(module: Module, text: str) -> list[str]:

@@ -1,0 +1,337 @@
+"""The workbook: no answer in it, ours pass, a mistake is named, and nothing is lost."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from bookkit.chapters import read_chapters
+from bookkit.grammar import SOLUTION
+from bookkit.modules import read_modules
+from bookkit.statements import formatted
+from editions.blanks import read_blanks, without_answer
+from editions.reflow import reflow, source_of
+from editions.workbook import write_workbook
+from tiny_book import ROOT
+from workkit.package import read_data, texts_of
+from workkit.report import told
+from workkit.store import Store, name_of
+
+SAMPLE = "03"  # what is checked even where nothing has changed
+
+
+def every_chapter(test):
+    tasked = [c for c in read_chapters(ROOT) if any(map(is_solution, c.code_cells))]
+    keys = [c.key for c in tasked]
+    return pytest.mark.parametrize("key", keys)(test)
+
+
+def is_solution(cell):
+    return SOLUTION.match(cell.source)
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workbook")
+    write_workbook(ROOT, folder, None)
+    return folder
+
+
+@pytest.fixture
+def folder(untouched, tmp_path):
+    """A workbook to write in."""
+    return shutil.copytree(untouched, tmp_path / "workbook")
+
+
+@pytest.fixture(scope="session")
+def ours():
+    """Our own cells, as answers."""
+    chapters, blanks = read_chapters(ROOT), read_blanks(ROOT)
+    modules = read_modules(chapters)
+    parts = [part for c in chapters for part in reflow(c, modules, blanks) if part.pieces]
+    asked = [(part.pieces[0].blank, part) for part in parts]
+    found = {b.name: source_of(part, answered=True) for b, part in asked if b}
+    for cell in (cell for c in chapters for cell in c.code_cells):
+        if solved := SOLUTION.match(cell.source):
+            start = f"# Exercise {solved[1]}: yours"
+            found[solved[1]] = f"{found.get(solved[1], start)}\n{cell.source}"
+    return found
+
+
+def check(folder, *words):
+    command = [sys.executable, folder / "check.py", *map(str, words)]
+    env = os.environ | {"ATTNLIB_BOOK": str(ROOT / "attnlib"), "PYTHONPATH": ""}
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", env=env, cwd=folder
+    )
+
+
+def write(folder, answers):
+    """As a reader does: into the notebooks."""
+    for path in (folder / "book").glob("*.ipynb"):
+        notebook = json.loads(path.read_text("utf-8"))
+        names = {name_of("".join(cell["source"])): cell for cell in notebook["cells"]}
+        for name in answers.keys() & names.keys():
+            names[name]["source"] = answers[name]
+        if answers.keys() & names.keys():
+            path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def cell_of(folder, name):
+    for path in (folder / "book").glob("*.ipynb"):
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            if name_of("".join(cell["source"])) == name:
+                return "".join(cell["source"])
+    return None
+
+
+# What is in the folder
+
+
+def test_no_answer_is_in_the_folder(untouched, ours):
+    blanks = read_blanks(ROOT)
+    assert blanks.keys() < ours.keys()
+    texts = [p.read_text("utf-8") for p in untouched.rglob("*") if is_text(p)]
+    plain = ["".join(t.split()).replace("\\n", "").replace('\\"', '"') for t in texts]
+    for name, source in ((name, ours[name]) for name in blanks):
+        body = source.partition("\n")[2]
+        lost = answer_lines(body, without_answer(blanks[name], body))
+        answer = "".join("".join(lost).split())
+        assert len(answer) > 10 and not any(answer in text for text in plain), name
+
+
+def answer_lines(source: str, blank: str) -> list[str]:
+    """The lines of ours that the blank has lost, for the test that they are nowhere."""
+    kept = {line.strip() for line in textwrap.dedent(blank).splitlines()}
+    return [line.strip() for line in source.splitlines() if line.strip() not in kept]
+
+
+def is_text(path):
+    return path.suffix in (".ipynb", ".py", ".json", ".md", ".toml")
+
+
+def test_our_answers_make_our_package(untouched, ours):
+    answers = {name: ours[name] for name in read_blanks(ROOT)}
+    texts, problems = texts_of(read_data(untouched), answers)
+    assert not problems
+    for file, text in texts.items():
+        assert formatted(text, file, ROOT) == (ROOT / file).read_text("utf-8"), file
+
+
+def test_an_untouched_workbook_says_what_to_do_first(folder):
+    done = check(folder)
+    asked = len(read_blanks(ROOT))
+    assert (
+        f"0 of {asked} definitions" in done.stdout and "write `apply_mask`" in done.stdout
+    )
+    done = check(folder, 3)
+    assert done.returncode == 1 and "CausalAttention: not yet written" in done.stdout
+    assert "0 of 6 equations" in done.stdout
+
+
+def test_the_page_says_how_much_it_is(untouched):
+    known = read_data(untouched).values()
+    blanks = [blank for chapter in known for blank in chapter["blanks"].values()]
+    lines = round(sum(blank["lines"] for blank in blanks), -1)
+    hours = int(sum(blank["minutes"] for blank in blanks) / 60)
+    told = f"{len(blanks)} definitions, about {lines} lines, some {hours} hours"
+    assert told in (ROOT / "book" / "workbook.md").read_text("utf-8")
+
+
+@every_chapter
+def test_our_answers_pass(folder, ours, key, request):
+    if key != SAMPLE and not request.config.getoption("--thorough"):
+        pytest.skip("--thorough tries every chapter")
+    write(folder, ours)
+    done = check(folder, key, "--json", folder / "grade.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (grade,) = json.loads((folder / "grade.json").read_text("utf-8"))["chapters"]
+    assert [t for t in grade["tests"] if not t["score"]] == []
+
+
+# What the reader is told
+
+
+def test_a_wrong_turn_is_named(folder, ours):
+    wrong = ours["causal_attention.CausalAttention"].replace("causal=True", "causal=False")
+    write(folder, ours | {"causal_attention.CausalAttention": wrong})
+    done = check(folder, 3)
+    assert done.returncode == 1
+    assert "known mistake: The layer has no mask" in done.stdout
+    assert "left: " in done.stdout and "right: " in done.stdout
+
+
+def test_mistakes_that_share_their_numbers_are_told_together():
+    assert told(["A."]) == ["These are the numbers of a known mistake: A."]
+    assert told(["A.", "B."])[1:] == ["Either: A.", "or: B."]
+
+
+def test_each_mistake_is_known_by_its_own_numbers(untouched):
+    """Two mistakes that compute the same are told together; at most one of ten is."""
+    kept = [m for known in read_data(untouched).values() for m in known["mistakes"]]
+    silent = [m for m in kept if not m["signature"] or m["signature"][0][1] == "passed"]
+    keys = [json.dumps([m["blanks"], m["signature"]]) for m in kept]
+    shared = [m for m, key in zip(kept, keys, strict=True) if keys.count(key) > 1]
+    assert len(kept) > 50
+    assert len(silent) + len(shared) <= len(kept) / 10, [
+        m["mistake"] for m in silent + shared
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mistakes are entered in forks")
+@every_chapter
+def test_each_mistake_entered_is_named(key, tmp_path, request):
+    """Two of a chapter's mistakes, or with --thorough four of every chapter's.
+
+    They are those that stand at even distances in the record. `python tools
+    workbook_mistakes NN --check` enters all, which takes minutes for each chapter.
+    """
+    thorough = request.config.getoption("--thorough")
+    if key != SAMPLE and not thorough:
+        pytest.skip("--thorough tries every chapter")
+    program = "import sys; sys.path.insert(0, sys.argv[1])\n" + NAMED
+    most = "4" if thorough else "2"
+    command = [sys.executable, "-c", program, ROOT / "tools", ROOT, tmp_path, key, most]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    told = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
+    wrong = [mistake for mistake, said in told if mistake not in said]
+    assert told and len(wrong) <= len(told) / 4, (wrong, done.stderr)
+
+
+NAMED = """
+import json
+from pathlib import Path
+
+import torch
+from matplotlib import pyplot
+
+from bookkit.chapters import read_chapters
+from bookkit.mistakes import read_faults
+from editions.workbook_bench import Bench
+from editions.workbook_mistakes import told
+
+torch.set_num_threads(1)
+root, folder, key = Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+bench = Bench(root, folder)
+(chapter,) = [c for c in read_chapters(root) if c.key == key]
+asked = [f for f in read_faults(root, chapter) if f.kind == "equation"]
+tried = [(f, entered) for f in asked if (entered := bench.entered(chapter, f))]
+for fault, entered in tried[:: -(-len(tried) // int(sys.argv[5]))]:
+    said = told(bench.data[key], bench.try_out(key, entered) or [])
+    print(json.dumps([fault.mistake, said]))
+"""
+TAB = " " * 8
+ENDS = {
+    "a loop": ("self.attention = ", f"while True:\n{TAB}    pass\n{TAB}self.attention = "),
+    "a crash": ("self.attention = ", f"__import__('os')._exit(3)\n{TAB}self.attention = "),
+    "huge": ("self.attention = ", "[0] * 10**12\n        self.attention = "),
+    "a syntax error": ("self.attention = ", "self.attention = ("),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new"), ENDS.values(), ids=ENDS)
+def test_what_breaks_ends_with_a_message(folder, ours, old, new):
+    program = folder / "tools" / "workkit" / "checking.py"
+    text = program.read_text("utf-8").replace("SECONDS = 180", "SECONDS = 12")
+    program.write_text(text, encoding="utf-8")
+    name = "causal_attention.CausalAttention"
+    write(folder, ours | {name: ours[name].replace(old, new)})
+    done = check(folder, 3)
+    assert done.returncode == 1 and "✗ CausalAttention" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_hints_come_before_the_answer_and_loans_are_counted(folder):
+    name = "causal_mask"
+    assert "Hint 1 of 2" in check(folder, "hint", name).stdout
+    assert "Hint 2 of 2" in check(folder, "answer", name).stdout
+    assert "def causal_mask" in check(folder, "answer", name).stdout
+    assert "5 definitions are ours" in check(folder, "lend", 1).stdout
+    assert "on loan" in check(folder).stdout
+    assert "everything.tril" in (folder / "attnlib" / "masks.py").read_text("utf-8")
+    check(folder, "return")
+    assert "everything.tril" not in (folder / "attnlib" / "masks.py").read_text("utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="without Triton it isn't all")
+def test_the_package_is_installed_and_tested(folder, ours, request):
+    if not request.config.getoption("--thorough"):
+        pytest.skip("--thorough makes a bare environment")
+    write(folder, ours)
+    for path in (folder / "tests").glob("test_*.py"):
+        if path.name != "test_multi_head.py":
+            path.unlink()
+    assert "55 are missing" in check(folder, "milestone", "final").stdout
+    state = {"passed": dict.fromkeys(read_blanks(ROOT), True)}
+    (folder / "yours" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
+    done = check(folder, "milestone", "final")
+    assert done.returncode == 0 and "✓ Your package, installed" in done.stdout, done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if "Attention" in line]
+    assert [row[0] for row in rows if len(row) == 5] == ["yours"] * 2 + ["ours"] * 2
+
+
+# Nothing is lost
+
+NAME = "masks.apply_mask"
+MINE = "# attnlib/masks.py: yours, apply_mask\ndef apply_mask(scores, mask):\n    return 1"
+
+
+def test_building_again_keeps_every_answer(folder):
+    write(folder, {NAME: MINE, "1.1": "# Exercise 1.1: yours\nx = 1"})
+    old = (folder / "book" / "01_scaled_dot_product.ipynb").read_bytes()
+    write_workbook(ROOT, folder, None)
+    assert cell_of(folder, NAME) == MINE and "x = 1" in cell_of(folder, "1.1")
+    assert [p.read_bytes() for p in (folder / "yours" / "before").iterdir()] == [old]
+    write(folder, {NAME: MINE + "  # better"})
+    write_workbook(ROOT, folder, None)
+    assert cell_of(folder, NAME).endswith("# better")
+
+
+def test_a_notebook_deleted_broken_or_emptied_gets_its_answers_back(folder):
+    path = folder / "book" / "01_scaled_dot_product.ipynb"
+    whole = path.read_bytes()
+    write(folder, {NAME: MINE})
+    assert check(folder).returncode == 0
+    path.write_bytes(whole[:1000])
+    assert "is it whole?" in check(folder).stdout
+    path.unlink()
+    assert check(folder).returncode == 0
+    path.write_bytes(whole)
+    assert "put back" in check(folder).stdout and cell_of(folder, NAME) == MINE
+
+
+def test_what_was_written_before_is_kept(folder):
+    for text in (MINE, MINE.replace("1", "2"), MINE.replace("1", "3")):
+        write(folder, {NAME: text})
+        check(folder)
+    history = (folder / "yours" / "history.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["source"][-1] for line in history] == ["1", "2"]
+    assert "is empty again" in check(folder, "reset", "apply_mask").stdout
+    assert "raise NotImplementedError" in cell_of(folder, NAME)
+    assert "return 3" in (folder / "yours" / "history.jsonl").read_text("utf-8")
+
+
+def test_two_runs_at_once_and_an_interrupted_write(folder):
+    write(folder, {NAME: MINE})
+    command = [sys.executable, folder / "check.py"]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [run.wait(60) for run in runs] == [0, 0, 0]
+    assert Store(folder, {}).kept[NAME]["now"] == MINE
+    (folder / "yours" / "answers.json.77.new").write_text("{", encoding="utf-8")
+    (folder / "yours" / "lock").touch()
+    old = time.time() - 1000
+    os.utime(folder / "yours" / "lock", (old, old))
+    assert check(folder).returncode == 0
+
+
+def test_answers_survive_a_broken_store(folder):
+    write(folder, {NAME: MINE})
+    check(folder)
+    (folder / "yours" / "answers.json").write_text("{", encoding="utf-8")
+    check(folder)
+    assert Store(folder, {}).kept[NAME]["now"] == MINE

@@ -1,0 +1,82 @@
+"""The command line of the workbook."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from workkit import help as helping
+from workkit import milestones, progress, report
+from workkit.checking import Workbook
+
+USES = """\
+python check.py               how far you are, and what is next
+python check.py 3             checks of chapter 3 on your code; --json FILE for a grader
+python check.py all           checks of all chapters
+python check.py hint NAME     the next hint for a definition; there are two
+python check.py answer NAME   our answer, after the hints; it is noted that you saw it
+python check.py lend 3        ours stand in for what does not pass up to chapter 3
+python check.py return        yours or nothing again
+python check.py reset NAME    empties a cell; what it held stays in yours/history.jsonl
+python check.py milestone     what you have reached; `final` tests your whole package"""
+
+
+def main(folder: Path, words: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8")
+    form = argparse.RawDescriptionHelpFormatter
+    options = argparse.ArgumentParser(
+        prog="check.py", description=USES, formatter_class=form
+    )
+    options.add_argument("what", nargs="?", default="progress", help="a chapter or a word")
+    options.add_argument("name", nargs="?", default="", help="a definition or a chapter")
+    options.add_argument(
+        "--json", type=Path, metavar="FILE", help="the result for a grader"
+    )
+    options.add_argument("--time", action="store_true", help="compare the time with ours")
+    args = options.parse_args(words)
+    book = Workbook(folder)
+    key = key_of(book, args.what)
+    if key or args.what == "all":
+        keys = [key] if key else [k for k, c in book.data.items() if c["blanks"]]
+        return checks(book, keys, args.json, args.time)
+    if args.what == "progress":
+        said = book.sync()
+        print("\n".join([*said, progress.line(book)]))
+    elif args.what == "milestone":
+        return milestones.show(book, args.name)
+    elif args.what in helping.ACTIONS:
+        print(helping.ACTIONS[args.what](book, key_of(book, args.name) or args.name))
+    else:
+        options.error(f"what is {args.what}?\n\n{USES}")
+    progress.write_page(book)
+    return 0
+
+
+def key_of(book: Workbook, word: str) -> str:
+    """`03` for 3, 03 or 03_causal_attention; empty if it is no chapter."""
+    word = word.partition("_")[0]
+    wanted = f"{int(word):02d}" if word.isdigit() else word
+    return wanted if wanted in book.data else ""
+
+
+def checks(book: Workbook, keys: list[str], file: Path | None, timed: bool) -> int:
+    """Checks chapters, prints what came of each; 0 if all of it passes."""
+    grades, good = [], True
+    for key in keys:
+        result = book.check(key)
+        states = [found["state"] for found in result["blanks"].values()]
+        good = good and all(state == "passed" for state in states)
+        if timed and all(state == "passed" for state in states):
+            result["ratio"] = book.time_ratio(key)
+            good = good and result["ratio"] <= 2
+        print(report.in_words(book, result), flush=True)
+        grades.append(report.graded(book, result))
+    if file:
+        text = json.dumps({"chapters": grades}, indent=1, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+    progress.write_page(book)
+    return 0 if good else 1

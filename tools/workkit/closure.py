@@ -1,0 +1,43 @@
+"""Which cells of a chapter its checks need."""
+
+from __future__ import annotations
+
+import ast
+
+from bookkit.grammar import CHECKS, only_python
+from bookkit.stage import touched, used
+
+
+def is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def is_check(source: str) -> bool:
+    return any(CHECKS.match(line) for line in source.splitlines())
+
+
+def needed(cells: list[dict]) -> set[int]:
+    """The cells that checks and exercises need: they define or change what those use."""
+    sources = [only_python(cell["source"]) for cell in cells]
+    imported = set()
+    for source in sources:
+        for node in filter(is_import, ast.walk(ast.parse(source))):
+            imported |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+    uses = [used(source) - imported for source in sources]
+    makes = [touched(source) - imported for source in sources]
+    chosen = {i for i, source in enumerate(sources) if is_check(source)}
+    chosen |= {i for i, source in enumerate(sources) if source.startswith("# attnlib/")}
+    for index, cell in enumerate(cells):
+        if "exercise" in cell:  # what its check needs, and its answer
+            chosen.add(index)
+            uses[index] |= set(cell["checks"]) | set(cell.get("names", []))
+    while True:
+        more = {
+            i
+            for last in chosen
+            for i in range(last)
+            if i not in chosen and makes[i] & uses[last]
+        }
+        if not more:
+            return chosen
+        chosen |= more

@@ -1,0 +1,111 @@
+"""From what happened in the checks to what the reader is told: who, where, which mistake.
+
+A failing assertion counts against the latest definition that stands behind it, unless an
+earlier one behind it has failed already: then the later one waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from workkit.known import BAD, named
+from workkit.values import alike
+
+
+def judge(
+    known: dict[str, Any], notes: list[dict], states: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    """For each blank of a chapter: its state and, where it failed, why.
+
+    `states` says of a blank whether it is "to do", "lent" or "written".
+    """
+    order = list(known["blanks"])
+    failing: dict[str, list[dict]] = defaultdict(list)
+    passing: set[str] = set()
+    open_ones: set[str] = set()
+    for note in notes:
+        mine = [name for name in order if name in note["uses"]]
+        if note["kind"] in BAD and mine:
+            failing[mine[-1]].append(note)
+        elif note["kind"] == "passed":
+            passing.update(mine)
+        elif note["kind"] == "unwritten":
+            open_ones.update(mine)
+    found: dict[str, dict[str, Any]] = {}
+    failed: set[str] = set()
+    for name in order:
+        own = [n for n in failing[name] if not failed & set(n["uses"])]
+        if states[name] != "written":
+            found[name] = {"state": states[name]}
+        elif own:
+            who, why = blamed(known, notes, name, own, states)
+            failed.add(who)
+            found[name] = {"state": "waits", "for": [who]}
+            found[who] = {"state": "failed"} | why
+        elif failing[name]:
+            found[name] = {"state": "waits", "for": sorted(failed)}
+        elif name in passing:
+            found[name] = {"state": "passed"}
+        else:
+            missing = [o for o in order if states[o] == "to do"]
+            found[name] = {"state": "waits", "for": missing}
+    return found
+
+
+def blamed(
+    known: dict, notes: list[dict], name: str, own: list[dict], states: dict[str, str]
+) -> tuple[str, dict]:
+    """Whose mistake it is: that of the latest definition, or a known one of an earlier."""
+    behind = set.intersection(*(set(note["uses"]) for note in own))
+    behind = {n for n in behind - {name} if states[n] == "written"}
+    order = [name, *(n for n in reversed(known["blanks"]) if n in behind)]
+    reasons = [(who, reason(known, notes, who, own)) for who in order]
+    return next(((who, why) for who, why in reasons if why["mistakes"]), reasons[0])
+
+
+def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[str, Any]:
+    """The assertion to show, its equation, and the mistake if it is known."""
+    mistakes = named(known["mistakes"], notes, name, own)
+    labels = known["blanks"][name]["labels"]
+
+    def size(note: dict) -> int:
+        return len(str(note.get("inputs", ""))) + len(str(note.get("compared", "")))
+
+    clear = [note for note in own if note["kind"] != "raised"] or own
+    differ = [n for n in clear if len(set(n.get("compared", []))) > 1]  # NaN is not NaN
+    some = differ or clear
+    first = min((note for note in some if note["cell"] == some[0]["cell"]), key=size)
+    near = [label for label in first["labels"] if label in labels] or first["labels"]
+    return {"note": first, "labels": near[:2], "mistakes": mistakes, "others": len(own) - 1}
+
+
+def equations_held(known: dict, notes: list[dict], blanks: dict) -> dict[str, bool]:
+    """Of each equation whether everything that checks it passes on the reader's code.
+
+    What no code of this chapter's reader stands behind is theirs when the chapter is: it
+    may count, as chapter 3 does, what our definition of an earlier chapter saves.
+    """
+    states = {name: found["state"] for name, found in blanks.items()}
+    all_passed = all(state == "passed" for state in states.values())
+    done = {name for name, state in states.items() if state in ("passed", "lent")}
+    held = {}
+    for label in known["equations"]:
+        about = [n for n in notes if label in n["labels"]]
+        counts = [n for n in about if n["uses"] or not all_passed]
+        right = bool(about) and all(n["kind"] == "passed" for n in counts)
+        held[label] = right and (all_passed or any(done & set(n["uses"]) for n in about))
+    return held
+
+
+def exercises_done(known: dict[str, Any], notes: list[dict]) -> dict[str, dict]:
+    """What the checks said to each exercise, and of which mistake they say that."""
+    found = {n["exercise"]: n for n in notes if "exercise" in n}
+    for number, note in found.items():
+        said = [number, note["kind"], note["came"]]
+        told = [m for m in known["mistakes"] if m["signature"][:1] == [said]]
+        closer = [m for m in told if alike(m["signature"][1:], [note["returns"]])]
+        note["mistakes"] = [m["mistake"] for m in closer or told]
+        if note["kind"] != "failed":
+            note["mistakes"] = []
+    return found

@@ -1,0 +1,74 @@
+"""The workbook from inside a notebook: cells become part of the package when they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from workkit import cli
+from workkit import help as helping
+from workkit.checking import Workbook
+from workkit.store import name_of, only_one
+
+
+class Desk:
+    """What the setup cell calls `workbook`."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder, self.key = folder, key
+
+    def check(self) -> None:
+        """Runs the checks of this chapter on what you wrote."""
+        with contextlib.chdir(self.folder):
+            cli.main(self.folder, [self.key])
+
+    def hint(self, name: str) -> None:
+        """The next of two hints."""
+        print(helping.hint(Workbook(self.folder), self.full(name)))
+
+    def answer(self, name: str) -> None:
+        """Our answer, after the hints."""
+        print(helping.answer(Workbook(self.folder), self.full(name)))
+
+    def full(self, name: str) -> str:
+        """The definition of this chapter, where two chapters have one of that name."""
+        blanks = Workbook(self.folder).data[self.key]["blanks"]
+        return next((n for n, b in blanks.items() if b["symbol"] == name), name)
+
+    def ran(self, result: Any) -> None:
+        """After a cell has run: an answer is kept, and written to the package."""
+        source = result.info.raw_cell or ""
+        name = name_of(source)
+        if name is None:
+            return
+        book = Workbook(self.folder)
+        with only_one(self.folder):
+            book.store.put(name, source)
+            book.store.save()
+        for said in book.sync():
+            print(said)
+        if problem := book.problems.get(name):
+            print(f"Kept, but not in your package yet. {problem}")
+        for module in [m for m in sys.modules if m.partition(".")[0] == "attnlib"]:
+            del sys.modules[module]  # the next import takes the new one
+
+
+def begin(key: str) -> Desk:
+    """Called by the setup cell, in the folder of the notebooks."""
+    folder = Path("..").resolve()
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    desk = Desk(folder, key)
+    try:
+        from IPython import get_ipython
+
+        events = get_ipython().events
+    except (ImportError, AttributeError):
+        return desk
+    for callback in list(events.callbacks["post_run_cell"]):
+        if type(getattr(callback, "__self__", None)).__name__ == "Desk":
+            events.unregister("post_run_cell", callback)  # the setup cell ran before
+    events.register("post_run_cell", desk.ran)
+    return desk

@@ -1,0 +1,117 @@
+"""The reader's package: what comes filled in and the reader's cells, by the book's tangle.
+
+An answer that can't be taken, such as one with a syntax error, leaves the blank in its
+place, so that the rest can still be imported; what is wrong with it is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from bookkit.chapters import BookError, Chapter, write_text
+from bookkit.modules import read_modules
+from bookkit.tangle import assembled
+
+
+def read_data(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the workbook knows of each chapter, by its key, `01` or `A`."""
+    paths = sorted((folder / "data" / "chapters").glob("*.json"))
+    found = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+    return {chapter["key"]: chapter for chapter in found}
+
+
+def blanks_of(data: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The untouched cells, of definitions and of exercises, by name."""
+    blanks = {n: b["source"] for c in data.values() for n, b in c["blanks"].items()}
+    return blanks | {
+        e["number"]: e["source"] for c in data.values() for e in c["exercises"]
+    }
+
+
+def in_two(source: str) -> tuple[list[str], str]:
+    """The imports of an answer, which belong to the top of the module, and the rest."""
+    nodes = ast.parse(source).body
+    if not nodes:
+        raise SyntaxError("there is nothing but comments")
+    lines = source.split("\n")[: nodes[-1].end_lineno]
+    imports = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
+    gone = {i for n in imports for i in range(n.lineno - 1, n.end_lineno)}
+    kept = [line for i, line in enumerate(lines) if i not in gone and i > 0]
+    return [ast.unparse(n) for n in imports], "\n".join(kept).strip("\n")
+
+
+def refusal(name: str, source: str) -> str:
+    """Why an answer can't be taken as it stands; empty if it can."""
+    symbol = name.rpartition(".")[2]
+    try:
+        defined = {getattr(node, "name", "") for node in ast.parse(source).body}
+        in_two(source)
+    except SyntaxError as error:
+        return f"{name}: line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
+    if symbol not in defined:
+        return f"{name}: the cell no longer defines {symbol}"
+    return ""
+
+
+def chapters_of(
+    data: dict[str, dict[str, Any]], answers: dict[str, str], problems: dict[str, str]
+) -> list[Chapter]:
+    """The chapters as far as the tangle looks at them."""
+    chapters: list[Chapter] = []
+    heads: dict[str, Any] = {}  # the first cell of each module, which has its imports
+    for known in data.values():
+        cells = [new_markdown_cell(f"# {known['title']}")]
+        for number, piece in enumerate(known["package"]):
+            module, name = piece["module"], piece.get("blank")
+            text = piece.get("text", "")
+            if name:
+                text = known["blanks"][name]["source"].partition("\n")[2]
+                if name in answers and name not in problems:
+                    imports, text = in_two(answers[name])
+                    heads[module].source += "".join(f"\n{line}" for line in imports)
+            cell = new_code_cell(f"# attnlib/{module}.py\n{text}", id=f"c{number}")
+            cell.metadata["blank"] = name or ""
+            heads.setdefault(module, cell)
+            cells.append(cell)
+        path = Path("book") / known["file"]
+        chapters.append(Chapter(path, new_notebook(cells=cells)))
+    return chapters
+
+
+def texts_of(
+    data: dict[str, dict[str, Any]], answers: dict[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The files of the package, and what is wrong with answers that are not in them."""
+    problems = {n: said for n, a in answers.items() if (said := refusal(n, a))}
+    while True:
+        chapters = chapters_of(data, answers, problems)
+        try:
+            modules = read_modules(chapters).values()
+            plain = {m.file: assembled(m, Path(), lambda text, *_: text) for m in modules}
+            return plain, problems
+        except BookError as error:
+            place = re.match(r"(book/\S+), cell (c\d+)", str(error))
+            found = [c for c in chapters if place and c.file == place[1]]
+            cells = [x for c in found for x in c.cells if x.id == place[2]]
+            name = cells[0].metadata.get("blank") if cells else ""
+            if not name or name in problems:
+                raise
+            said = re.sub(r" \(imports go to.*", ": import it in this cell", str(error))
+            problems[name] = f"{name}: {said.partition(': ')[2]}"
+
+
+def write_package(folder: Path, texts: dict[str, str]) -> list[str]:
+    """Writes the modules that changed, and says which."""
+    changed = []
+    for file, text in texts.items():
+        path = folder / file
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+            changed.append(file)
+    return changed

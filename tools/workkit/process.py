@@ -1,0 +1,63 @@
+"""The runner in a process of its own, with limits; and why it ended before its end."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bookkit.grammar import only_python
+from workkit.store import read_json
+
+
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Runs a job of `runner.py`: its notes, and in `ended` what broke it off."""
+    with tempfile.TemporaryDirectory() as made:
+        task, out = Path(made, "job.json"), Path(made, "result.json")
+        task.write_text(json.dumps(job), encoding="utf-8")
+        program = Path(__file__).with_name("runner.py")
+        command = [sys.executable, str(program), str(task), str(out)]
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace"
+        )
+        found = read_json(out, {"notes": [], "cell": "the start", "done": False})
+        trace_file = out.with_suffix(".trace")
+        trace = trace_file.read_text("utf-8") if trace_file.exists() else ""
+    found["trace"], found["ended"] = trace, ""
+    found.setdefault("seconds", 0.0)
+    if not found["done"]:
+        last = " ".join((done.stderr or "").strip().splitlines()[-1:])
+        found["ended"] = (
+            f"the process ended in {found['cell']}, status {done.returncode}: {last}"
+        )
+        if "Timeout" in trace:
+            limit = job["seconds"]
+            found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
+    return found
+
+
+def blame_end(run: dict, blanks: dict[str, dict]) -> None:
+    """A run that was ended counts against the definition that was running."""
+    if not run["ended"]:
+        return
+    inside = [n for n in blanks if f'"<{n}>"' in run["trace"]] or [
+        n for n in blanks if blanks[n]["state"] not in ("to do", "lent", "passed")
+    ]
+    for name in inside[:1]:
+        line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
+        where = f", in line {line[1]} of your cell" if line else ""
+        blanks[name] = {"state": "failed", "problem": f"{name}: {run['ended']}{where}"}
+
+
+def parsed(source: str) -> str:
+    """A cell, or code that says why it is none."""
+    try:
+        ast.parse(only_python(source))
+    except SyntaxError as error:
+        return f"raise AssertionError({f'line {error.lineno}: {error.msg}'!r})"
+    return source

@@ -1,0 +1,129 @@
+"""What the reader is told after a check: in words, or as JSON for a grader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workkit.checking import Workbook
+
+COUNTED = {2: "two", 3: "three", 4: "four"}
+SIGNS = {"passed": "✓", "failed": "✗", "waits": "…", "to do": "·", "lent": "~"}
+
+
+def in_words(book: Workbook, result: dict[str, Any]) -> str:
+    """The report of one chapter."""
+    known = book.data[result["chapter"]]
+    where = called(known["key"])
+    lines = [
+        f"{where[0].upper()}{where[1:]}: {known['title']}",
+        *result["said"],
+        "",
+    ]
+    for name, found in result["blanks"].items():
+        blank = known["blanks"][name]
+        lines.append(f"{SIGNS[found['state']]} {blank['symbol']}{summary(known, found)}")
+        if found["state"] == "failed":
+            lines += [f"    {line}" for line in detail(known, found)]
+            lines.append(f"    Stuck? python check.py hint {blank['symbol']}")
+    for number, note in result["exercises"].items():
+        sign = {"passed": "✓", "failed": "✗"}.get(note["kind"], "·")
+        title = next(e["title"] for e in known["exercises"] if e["number"] == number)
+        said = f": {note['came']}" if note["kind"] == "failed" else ""
+        lines.append(f"{sign} Exercise {number}, {title}{said}")
+        lines += [f"    {text}" for text in told(note.get("mistakes", []))]
+    held, all_ = sum(result["equations"].values()), len(result["equations"])
+    lines += ["", f"{held} of {all_} equations hold on your code."]
+    if result.get("ratio"):
+        lines.append(f"The checks take {result['ratio']:.1f} times as long as with ours.")
+    if step := next_step(book):
+        lines.append(f"Next: {step}")
+    return "\n".join(lines)
+
+
+def called(key: str) -> str:
+    return f"chapter {key.lstrip('0')}" if key.isdigit() else f"appendix {key}"
+
+
+def summary(known: dict, found: dict[str, Any]) -> str:
+    symbols = [known["blanks"][n]["symbol"] for n in found.get("for", [])]
+    return {
+        "passed": "",
+        "failed": " does not pass yet",
+        "to do": ": not yet written",
+        "lent": ": ours, on loan",
+        "waits": f" waits for {', '.join(symbols) or 'the rest'}",
+    }[found["state"]]
+
+
+def detail(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Why a definition failed: the mistake, the equation, the input, the numbers."""
+    if "problem" in found:
+        return [found["problem"]]
+    note, lines = found["note"], []
+    lines += told(found["mistakes"])
+    numbers = [known["equations"].get(label, [label])[0] for label in found["labels"]]
+    about = f"Equation {', '.join(numbers)}: " if numbers else ""
+    lines.append(f"{about}this should hold: {' '.join(note['text'].split())}")
+    for name, value in list(note.get("inputs", {}).items())[:4]:
+        lines.append(f"  with {name} = {value}")
+    if note.get("compared"):
+        lines.append(f"  left:  {note['compared'][0]}")
+        lines.append(f"  right: {note['compared'][1]}")
+    if note.get("message") or note.get("came"):
+        lines.append(f"  {note.get('message') or note['came']}")
+    if note.get("place"):
+        lines.append(f"  {note['place']}")
+    if found["others"]:
+        lines.append(f"  and {found['others']} more like it")
+    return lines
+
+
+def told(mistakes: list[str]) -> list[str]:
+    """The mistake, or those that give the same numbers."""
+    if len(mistakes) < 2:
+        return [f"These are the numbers of a known mistake: {m}" for m in mistakes]
+    first, *others = mistakes[:4]
+    count = COUNTED.get(len(mistakes), "several")
+    return [
+        f"These are the numbers of {count} known mistakes, which no check tells apart.",
+        f"Either: {first}",
+        *(f"or: {other}" for other in others),
+    ]
+
+
+def next_step(book: Workbook) -> str:
+    """The first definition that does not pass, as an order."""
+    for key, known in book.data.items():
+        for name, blank in known["blanks"].items():
+            if name not in book.state["passed"] and book.state_of(name) != "lent":
+                do = "mend" if book.state_of(name) == "written" else "write"
+                where = f"book/{known['file']} ({called(key)}"
+                return f"{do} `{blank['symbol']}` in {where}, {blank['minutes']} minutes)."
+    return ""
+
+
+def graded(book: Workbook, result: dict[str, Any]) -> dict[str, Any]:
+    """The same for a grader: a point for each definition, equation and exercise."""
+    known = book.data[result["chapter"]]
+    tests = []
+    for name, found in result["blanks"].items():
+        said = "\n".join(detail(known, found)) if found["state"] == "failed" else ""
+        tests.append(
+            entry("definition", name, found["state"] == "passed", said or found["state"])
+        )
+    for label, ok in result["equations"].items():
+        tests.append(entry("equation", label, ok, known["equations"][label][0]))
+    for number, note in result["exercises"].items():
+        tests.append(entry("exercise", number, note["kind"] == "passed", note["came"]))
+    score = sum(test["score"] for test in tests)
+    total = {"chapter": result["chapter"], "score": score, "max_score": len(tests)}
+    used = {
+        "lent": sorted(book.state["lent"]),
+        "answers_seen": sorted(book.state["answers"]),
+    }
+    return total | used | {"hints": book.state["hints"], "tests": tests}
+
+
+def entry(kind: str, name: str, passed: bool, said: str) -> dict[str, Any]:
+    base = {"kind": kind, "name": name, "score": int(passed), "max_score": 1}
+    return base | {"output": "" if passed else said}

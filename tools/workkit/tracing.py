@@ -1,0 +1,148 @@
+"""Runs a chapter's code statement by statement, and notes what each assertion compared.
+
+An assertion that fails does not end the cell: it is noted with what came and what was
+expected, and the next statement runs. What needs the result of a statement that failed is
+passed over. Each note says which of the reader's definitions stand behind it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import symtable
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bookkit.grammar import only_python
+from bookkit.stage import touched
+from bookkit.statements import global_names
+from workkit.assertions import Soft, labels_by_line
+from workkit.values import apart, brief, digits, holds
+
+YOURS = "yours to write"
+
+
+class Tracer:
+    """A namespace, and what happened in it."""
+
+    def __init__(self, namespace: dict[str, Any], owner: dict[str, str]) -> None:
+        self.namespace = namespace
+        self.owner = owner  # of a name: the blank that defines it
+        self.behind: dict[str, set[str]] = {}  # a name: blanks that its value came from
+        self.lost: set[str] = set()  # names that a failed statement would have made
+        self.notes: list[dict[str, Any]] = []
+        self.at: dict[str, Any] = {}
+        namespace["__seen__"] = self.seen
+
+    def run_cell(self, name: str, source: str, blank: str | None = None) -> None:
+        """The statements of a cell, one after the other."""
+        source = only_python(source)
+        file = f"<{name}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        labels = labels_by_line(source)
+        for number, node in enumerate(ast.parse(source).body):
+            first = min([node.lineno, *(d.lineno for d in decorators(node))])
+            behind = labels[max((n for n in labels if n <= first), default=0)]
+            text = ast.get_source_segment(source, node) or ""
+            self.at = {"cell": name, "statement": number, "labels": behind, "parts": 0}
+            self.run_statement(node, text, file, blank)
+
+    def run_statement(
+        self, node: ast.stmt, text: str, file: str, blank: str | None
+    ) -> None:
+        table = symtable.symtable(text or "pass", file, "exec")
+        uses, makes = set(global_names(table)), touched(text or "pass")
+        uses |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+        behind = set().union(*(self.behind.get(name, set()) for name in uses))
+        behind |= {self.owner[name] for name in uses if name in self.owner}
+        behind |= {blank} if blank else set()
+        self.at |= {"uses": sorted(behind)}
+        definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if not definition and uses & self.lost:
+            self.lost |= makes
+            self.note("skipped", text)
+            return
+        plain = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
+        for name in makes:
+            kept = set() if name in plain else self.behind.get(name, set())
+            self.behind[name] = behind | kept
+        self.lost -= makes
+        tree = ast.Module([node], [])
+        if not isinstance(node, ast.ClassDef):
+            tree = Soft().visit(tree)
+        code = compile(ast.fix_missing_locations(tree), file, "exec")
+        before = len(self.notes)
+        try:
+            exec(code, self.namespace)
+            called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            if called and self.at["labels"] and len(self.notes) == before:
+                self.note("passed", text)  # such as check_attention(…)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self.lost |= makes
+            self.failure(text, error)
+
+    def failure(self, text: str, error: BaseException) -> None:
+        said = str(error)
+        kind = "failed" if isinstance(error, AssertionError) else "raised"
+        if isinstance(error, NameError) and getattr(error, "name", "") in self.lost:
+            kind = "skipped"
+        if isinstance(error, NotImplementedError) and YOURS in said:
+            kind = "unwritten"
+        name = type(error).__name__
+        came = said if kind == "failed" else f"{name}: {said}"
+        known = [name, digits(said[:400])]
+        place = self.place(error) if kind == "raised" else ""
+        self.note(kind, text, came=came[:400], digits=known, place=place)
+
+    def place(self, error: BaseException) -> str:
+        """The last line that was running in the reader's cells, or in the package."""
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        for frame in frames:
+            if (name := frame.filename.strip("<>")) in self.owner.values():
+                return f"in line {frame.lineno} of your {name}: {frame.line}"
+        for frame in frames:
+            if "attnlib" in Path(frame.filename).parts[-3:]:
+                file = frame.filename[frame.filename.rindex("attnlib") :]
+                return f"in line {frame.lineno} of {file}: {frame.line}"
+        return ""
+
+    def seen(self, text: str, form: str, names: list[str], work: Any, message: Any) -> None:
+        """What an assertion calls in place of raising: `work` gives its parts."""
+        self.at["parts"] += 1
+        try:
+            parts = work()
+            good = holds(form, parts)
+            said = "" if good or message is None else str(message())
+        except BaseException as error:
+            self.failure(text, error)
+            return
+        if good:
+            self.note("passed", text)
+            return
+        values = apart(form, parts)
+        shown = {n: brief(self.namespace[n]) for n in names if shows(self.namespace.get(n))}
+        self.note(
+            "failed",
+            text,
+            compared=[brief(v, values[1 - i]) for i, v in enumerate(values)],
+            digits=[digits(v) for v in values],
+            inputs=shown,
+            message=said,
+        )
+
+    def note(self, kind: str, text: str, **more: Any) -> None:
+        at = self.at
+        key = f"{at['cell']}:{at['statement']}:{at['parts']}"
+        kept = {"kind": kind, "key": key, "cell": at["cell"], "text": text[:400]}
+        self.notes.append(kept | {"labels": at["labels"], "uses": at["uses"]} | more)
+
+
+def shows(value: Any) -> bool:
+    return hasattr(value, "shape") or isinstance(value, int | float | list | tuple)
+
+
+def decorators(node: ast.stmt) -> list[ast.expr]:
+    return getattr(node, "decorator_list", [])

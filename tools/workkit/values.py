@@ -1,0 +1,132 @@
+"""What is said of a value, and the few digits by which it is known again."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+OPERATORS = {
+    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le,
+    "Gt": operator.gt, "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not,
+    "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
+}  # fmt: skip
+
+
+def holds(form: str, parts: tuple) -> bool:
+    """Whether a comparison holds, given its parts."""
+    if form == "value":
+        return bool(parts[0])
+    if form == "call":
+        function, options, *values = parts
+        return bool(function(*values, **options))
+    if form == "all":
+        return not odd(parts)
+    return all(OPERATORS[op](a, b) for op, a, b in links(form, parts))
+
+
+def odd(parts: tuple) -> tuple:
+    """The first pair of values that should be alike and is not."""
+    function, options, pairs = parts
+    return next((p for p in pairs if not function(*p, **options)), ())
+
+
+def links(form: str, parts: tuple) -> list[tuple[str, Any, Any]]:
+    """The comparisons of a chain such as a == b == c, each with its operator."""
+    return list(zip(form.split(), parts, parts[1:]))  # noqa: B905
+
+
+def apart(form: str, parts: tuple) -> list[Any]:
+    """The two values of the comparison that does not hold."""
+    if form == "value":
+        return []
+    if form == "call":
+        return list(parts[2:4])
+    if form == "all":
+        return list(odd(parts)[:2])
+    return next([a, b] for op, a, b in links(form, parts) if not OPERATORS[op](a, b))
+
+
+def listed(value: Any) -> Any:
+    """Arrays and tensors as lists."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value
+
+
+def numbers(value: Any) -> Iterator[Any]:
+    """What a value consists of, in order."""
+    value = listed(value)
+    if isinstance(value, dict):
+        value = [part for pair in value.items() for part in pair]
+    if isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            yield from numbers(part)
+    elif isinstance(value, complex):
+        yield from (value.real, value.imag)
+    elif isinstance(value, bool | int | float):
+        yield float(value) if abs(value) < 1e300 or value != value else math.inf
+    else:
+        yield str(value)[:200] if isinstance(value, str) else type(value).__name__
+
+
+def digits(value: Any, most: int = 3) -> str:
+    """Shape or count, sum, size and some entries, with four digits each."""
+    found = list(numbers(value))
+    plain = [x for x in found if isinstance(x, float) and math.isfinite(x)]
+    step = max(1, len(found) // most)
+    total, size = sum(plain), math.hypot(*plain)
+    if abs(total) < 1e-6 * size * len(found):  # what is left is rounding
+        total = 0.0
+    shape = tuple(value.shape) if hasattr(value, "shape") else (len(found),)
+    kept = [total, size, *found[::step][:most]] if len(found) > 1 else found
+    texts = [x[:60] if isinstance(x, str) else f"{x:.4g}" for x in kept]
+    return " ".join(["×".join(map(str, shape)), *texts])
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two digits, or lists of them, are those of one value, on any machine."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if a == b:
+        return True
+    if " " in str(a) and " " in str(b):
+        parts = zip(a.split(" "), b.split(" "))  # noqa: B905, the first of a few
+        return all(alike(x, y) for x, y in parts)
+    try:
+        return math.isclose(float(a), float(b), rel_tol=2e-3, abs_tol=1e-6)
+    except (TypeError, ValueError):
+        return False
+
+
+def brief(value: Any, other: Any = None) -> str:
+    """A value in a line; of a large one, the entry where it differs most from another."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        text = repr(value)
+        return text if len(text) <= 160 else f"{text[:150]} …"
+    flat = list(numbers(value))
+    if len(flat) <= 24:
+        return written(listed(value))
+    text = f"shape {tuple(shape)}"
+    there = (
+        list(numbers(other)) if tuple(getattr(other, "shape", ())) == tuple(shape) else []
+    )
+    gaps = [abs(a - b) if a == a and b == b else math.inf for a, b in zip(flat, there)]  # noqa: B905
+    if not gaps:
+        return f"{text}, beginning {written(flat[:6])}"
+    at = gaps.index(max(gaps))
+    place, rest = [], at
+    for size in reversed(shape):
+        place.insert(0, rest % size)
+        rest //= size
+    return f"{text}, at {place}: {flat[at]:.4g}"
+
+
+def written(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(written, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
