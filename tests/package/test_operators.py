@@ -291,7 +291,7 @@ def test_torch_func(attend):
 @pytest.mark.parametrize("shape", [(6,), (5, 1), (5, 6), (2, 1, 6), (2, 5, 6)])
 @pytest.mark.parametrize("dim", [None, 0, -1])
 def test_the_gradient_of_a_mask_under_vmap(shape, dim):
-    """One that all samples share, or one for each, with its batch in front or at the end."""
+    """One that all share, or one for each, with its batch in front or at the end."""
     inputs = draw(3, 2)
     biases = torch.randn(3, *shape, dtype=torch.float64)
     biases = biases if dim is not None else biases[:1].expand(3, *shape)
