@@ -231,23 +231,31 @@ for fault, entered in tried[:: -(-len(tried) // int(sys.argv[5]))]:
 """
 TAB = " " * 8
 ENDS = {
-    "a loop": ("self.attention = ", f"while True:\n{TAB}    pass\n{TAB}self.attention = "),
-    "a crash": ("self.attention = ", f"__import__('os')._exit(3)\n{TAB}self.attention = "),
-    "huge": ("self.attention = ", "[0] * 10**12\n        self.attention = "),
-    "a syntax error": ("self.attention = ", "self.attention = ("),
-}  # fmt: skip
+    "a loop": (f"while True:\n{TAB}    pass\n{TAB}", "no end after 12 seconds"),
+    "a crash": (f"__import__('os')._exit(3)\n{TAB}", "status 3"),
+    "huge": (f"[0] * 10**12\n{TAB}", "MemoryError"),
+    "a syntax error": ("(", "was never closed"),
+}
 
 
-@pytest.mark.parametrize(("old", "new"), ENDS.values(), ids=ENDS)
-def test_what_breaks_ends_with_a_message(folder, ours, old, new):
+@pytest.mark.parametrize(("new", "told"), ENDS.values(), ids=ENDS)
+def test_what_breaks_ends_with_a_message(folder, ours, new, told):
     program = folder / "tools" / "workkit" / "checking.py"
     text = program.read_text("utf-8").replace("SECONDS = 180", "SECONDS = 12")
     program.write_text(text, encoding="utf-8")
     name = "causal_attention.CausalAttention"
-    write(folder, ours | {name: ours[name].replace(old, new)})
+    broken = ours[name].replace("self.attention = ", f"{new}self.attention = ")
+    write(folder, ours | {name: broken})
     done = check(folder, 3)
     assert done.returncode == 1 and "✗ CausalAttention" in done.stdout, done.stderr
-    assert "Traceback" not in done.stderr
+    assert told in done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_name_that_two_definitions_have_is_asked_for_whole(folder):
+    done = check(folder, "hint", "LayerNorm")
+    assert done.returncode == 1
+    assert "say which: layer_norm.LayerNorm, backprop.layer_norm.LayerNorm" in done.stderr
+    assert "Hint 1 of 2" in check(folder, "hint", "backprop.layer_norm.LayerNorm").stdout
 
 
 def test_hints_come_before_the_answer_and_loans_are_counted(folder):
