@@ -19,7 +19,7 @@ from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
 from tiny_book import ROOT
 from workkit.package import read_data, texts_of
-from workkit.report import told
+from workkit.report import folded, pace, told
 from workkit.store import Store, name_of
 
 SAMPLE = "03"  # what is checked even where nothing has changed
@@ -169,6 +169,13 @@ def test_a_wrong_turn_is_named(folder, ours):
 def test_mistakes_that_share_their_numbers_are_told_together():
     assert told(["A."]) == ["These are the numbers of a known mistake: A."]
     assert told(["A.", "B."])[1:] == ["Either: A.", "or: B."]
+
+
+def test_a_line_is_folded_and_too_slow_is_said():
+    wide = folded("  " + "word " * 40)
+    assert len(wide) > 1 and max(map(len, wide)) <= 84 and wide[1][:8] == " " * 8
+    assert pace(1.9) == "The checks take 1.9 times as long as with ours"
+    assert pace(2.1).endswith("more than 2 times is too slow")
 
 
 def test_each_mistake_is_known_by_its_own_numbers(untouched):

@@ -3,7 +3,8 @@
 A mistake of `book/faults/` can be made by a reader of the workbook if it changes a
 definition that the reader writes, or answers an exercise. It is entered as the answer, the
 checks run as for a reader, and the digits of every assertion that fails are kept: by them,
-and by nothing else, the workbook knows the mistake again. --check only compares.
+and by nothing else, the workbook knows the mistake again. --check only compares. It is an
+error if fewer than nine of ten are named.
 
 `python tools workbook_mistakes 01`; it takes about a minute for a chapter, on Linux.
 """
@@ -42,7 +43,7 @@ def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
             notes = bench.try_out(chapter.key, entered) or []
             runs.append((entered, notes))
             digits[str(fault)] = sorted(entered), signature(notes)
-    found = []
+    found, count = [], {"named": 0, "NOT NAMED": 0, "NOT SEEN": 0}
     for fault in (f for f in faults if str(f) in digits):
         blanks, kept = digits[str(fault)]
         made = {"subject": fault.subject, "mistake": fault.mistake}
@@ -53,7 +54,11 @@ def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
         kept = made["signature"]
         how = "named" if made["mistake"] in said or not made["blanks"] else "NOT NAMED"
         how = how if kept and kept[0][1] != "passed" else "NOT SEEN"
+        count[how] += 1
         print(f"{how:9} {made['subject']}: {made['mistake']}", file=sys.stderr, flush=True)
+    print(f"{chapter.key}: {count['named']} of {len(found)} named", flush=True)
+    if count["named"] < 0.9 * len(found):
+        raise BookError(f"{chapter.name}: fewer than nine of ten are named")
     return found
 
 

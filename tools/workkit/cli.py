@@ -72,7 +72,7 @@ def checks(book: Workbook, keys: list[str], file: Path | None, timed: bool) -> i
         good = good and all(state == "passed" for state in states)
         if timed and all(state == "passed" for state in states):
             result["ratio"] = book.time_ratio(key)
-            good = good and result["ratio"] <= 2
+            good = good and result["ratio"] <= report.MOST
         print(report.in_words(book, result), flush=True)
         grades.append(report.graded(book, result))
     if file:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from workkit.checking import Workbook
 
 COUNTED = {2: "two", 3: "three", 4: "four"}
+MOST = 2  # how many times our time a reader's code may take
 SIGNS = {"passed": "✓", "failed": "✗", "waits": "…", "to do": "·", "lent": "~"}
 
 
@@ -23,21 +25,33 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
         blank = known["blanks"][name]
         lines.append(f"{SIGNS[found['state']]} {blank['symbol']}{summary(known, found)}")
         if found["state"] == "failed":
-            lines += [f"    {line}" for line in detail(known, found)]
+            lines += [part for line in detail(known, found) for part in folded(line)]
             lines.append(f"    Stuck? python check.py hint {book.called(name)}")
     for number, note in result["exercises"].items():
         sign = {"passed": "✓", "failed": "✗"}.get(note["kind"], "·")
         title = next(e["title"] for e in known["exercises"] if e["number"] == number)
         said = f": {note['came']}" if note["kind"] == "failed" else ""
         lines.append(f"{sign} Exercise {number}, {title}{said}")
-        lines += [f"    {text}" for text in told(note.get("mistakes", []))]
+        lines += [part for text in told(note.get("mistakes", [])) for part in folded(text)]
     held, all_ = sum(result["equations"].values()), len(result["equations"])
     lines += ["", f"{held} of {all_} equations hold on your code."]
     if result.get("ratio"):
-        lines.append(f"The checks take {result['ratio']:.1f} times as long as with ours.")
+        lines.append(f"{pace(result['ratio'])}.")
     if step := next_step(book):
         lines.append(f"Next: {step}")
     return "\n".join(lines)
+
+
+def pace(ratio: float) -> str:
+    told = f"The checks take {ratio:.1f} times as long as with ours"
+    return told if ratio <= MOST else f"{told}; more than {MOST} times is too slow"
+
+
+def folded(line: str) -> list[str]:
+    """A line under its definition: no wider than a page, words kept whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 6)
+    how = {"break_long_words": False, "break_on_hyphens": False, "width": 84}
+    return textwrap.wrap(f"    {line}", subsequent_indent=indent, **how)
 
 
 def called(key: str) -> str:
@@ -63,7 +77,7 @@ def detail(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
     lines += told(found["mistakes"])
     numbers = [known["equations"].get(label, [label])[0] for label in found["labels"]]
     about = f"Equation {', '.join(numbers)}: " if numbers else ""
-    lines.append(f"{about}this should hold: {' '.join(note['text'].split())}")
+    lines += [f"{about}this should hold:", f"  {' '.join(note['text'].split())}"]
     for name, value in list(note.get("inputs", {}).items())[:4]:
         lines.append(f"  with {name} = {value}")
     if note.get("compared"):
@@ -115,6 +129,8 @@ def graded(book: Workbook, result: dict[str, Any]) -> dict[str, Any]:
         tests.append(entry("equation", label, ok, known["equations"][label][0]))
     for number, note in result["exercises"].items():
         tests.append(entry("exercise", number, note["kind"] == "passed", note["came"]))
+    if ratio := result.get("ratio"):
+        tests.append(entry("time", "time", ratio <= MOST, pace(ratio)))
     score = sum(test["score"] for test in tests)
     total = {"chapter": result["chapter"], "score": score, "max_score": len(tests)}
     used = {
