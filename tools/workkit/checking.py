@@ -32,6 +32,7 @@ class Workbook:
             "answers",
             "equations",
             "exercises",
+            "milestones",
             "days",
         ):
             self.state.setdefault(name, {})

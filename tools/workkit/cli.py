@@ -20,7 +20,7 @@ python check.py answer NAME   our answer, after the hints; it is noted that you 
 python check.py lend 3        ours stand in for what does not pass up to chapter 3
 python check.py return        yours or nothing again
 python check.py reset NAME    empties a cell; what it held stays in yours/history.jsonl
-python check.py milestone     what you have reached; `final` tests your whole package"""
+python check.py milestone     what you have reached, and how to try the next"""
 
 
 def main(folder: Path, words: list[str]) -> int:
@@ -32,13 +32,15 @@ def main(folder: Path, words: list[str]) -> int:
         prog="check.py", description=USES, formatter_class=form
     )
     options.add_argument("what", nargs="?", default="progress", help="a chapter or a word")
-    options.add_argument("name", nargs="?", default="", help="a definition or a chapter")
+    options.add_argument(
+        "name", nargs="?", default="", help="a definition, a chapter or a milestone"
+    )
     options.add_argument(
         "--json", type=Path, metavar="FILE", help="the result for a grader"
     )
     options.add_argument("--time", action="store_true", help="compare the time with ours")
     args = options.parse_args(words)
-    book = Workbook(folder)
+    book, status = Workbook(folder), 0
     key = key_of(book, args.what)
     if key or args.what == "all":
         keys = [key] if key else [k for k, c in book.data.items() if c["blanks"]]
@@ -47,13 +49,13 @@ def main(folder: Path, words: list[str]) -> int:
         said = book.sync()
         print("\n".join([*said, progress.line(book)]))
     elif args.what == "milestone":
-        return milestones.show(book, args.name)
+        status = milestones.show(book, args.name)
     elif args.what in helping.ACTIONS:
         print(helping.ACTIONS[args.what](book, key_of(book, args.name) or args.name))
     else:
         options.error(f"what is {args.what}?\n\n{USES}")
     progress.write_page(book)
-    return 0
+    return status
 
 
 def key_of(book: Workbook, word: str) -> str:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,45 @@ from bookkit.grammar import only_python
 from workkit.store import read_json
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs a job of `runner.py`: its notes, and in `ended` what broke it off."""
+def run_job(job: dict[str, Any], hear: Callable[[str], None] = str) -> dict[str, Any]:
+    """Runs a job of `runner.py`: its notes, and in `ended` what broke it off.
+
+    `hear` is called with each line that it prints, when it comes.
+    """
     with tempfile.TemporaryDirectory() as made:
         task, out = Path(made, "job.json"), Path(made, "result.json")
         task.write_text(json.dumps(job), encoding="utf-8")
         program = Path(__file__).with_name("runner.py")
         command = [sys.executable, str(program), str(task), str(out)]
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace"
-        )
+        status, last = listen(command, Path(made, "errors"), hear)
         found = read_json(out, {"notes": [], "cell": "the start", "done": False})
         trace_file = out.with_suffix(".trace")
         trace = trace_file.read_text("utf-8") if trace_file.exists() else ""
     found["trace"], found["ended"] = trace, ""
     found.setdefault("seconds", 0.0)
     if not found["done"]:
-        last = " ".join((done.stderr or "").strip().splitlines()[-1:])
-        found["ended"] = (
-            f"the process ended in {found['cell']}, status {done.returncode}: {last}"
-        )
+        found["ended"] = f"the process ended in {found['cell']}, status {status}: {last}"
         if "Timeout" in trace:
             limit = job["seconds"]
             found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
     return found
+
+
+def listen(command: list[str], errors: Path, hear: Callable) -> tuple[int, str]:
+    """Status of a process, and the last line of its errors; it ends where we are ended."""
+    options = {"encoding": "utf-8", "errors": "replace", "stdout": subprocess.PIPE}
+    with (
+        open(errors, "w", encoding="utf-8") as file,
+        subprocess.Popen(command, stderr=file, **options) as child,
+    ):
+        try:
+            for line in child.stdout:
+                hear(line.rstrip("\n"))
+        except BaseException:
+            child.kill()
+            raise
+    said = errors.read_text(encoding="utf-8", errors="replace").strip()
+    return child.returncode, " ".join(said.splitlines()[-1:])
 
 
 def blame_end(run: dict, blanks: dict[str, dict]) -> None:

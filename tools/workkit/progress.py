@@ -1,20 +1,13 @@
-"""How far the reader is: a line, a page, and the milestones."""
+"""How far the reader is: a line, a page, and which milestones are reached."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from workkit.checking import Workbook
+from workkit.milestones import MILESTONES, reached
 from workkit.report import next_step
 from workkit.store import write_whole
-
-MILESTONES = {
-    "Your attention keeps the contract: `check_attention` passes": ["01"],
-    "Your transformer writes English": ["01", "02", "03", "04", "05", "07", "08", "09"],
-    "Your backward trains a network without autograd": ["10", "11", "12"],
-    "Your tiles give what plain attention gives": ["13", "14"],
-    "Your kernel equals the oracle": ["15"],
-}
 
 
 def chapter_line(book: Workbook, key: str) -> tuple[int, int, int, int, int, int]:
@@ -31,16 +24,6 @@ def chapter_line(book: Workbook, key: str) -> tuple[int, int, int, int, int, int
     )
 
 
-def reached(book: Workbook) -> dict[str, bool]:
-    passed = book.state["passed"]
-    found = {
-        text: all(name in passed for key in keys for name in book.data[key]["blanks"])
-        for text, keys in MILESTONES.items()
-    }
-    last = "Your package, installed, passes the package's own tests"
-    return found | {last: book.state.get("installed", False)}
-
-
 def line(book: Workbook) -> str:
     rows = [chapter_line(book, key) for key in book.data]
     total = [sum(column) for column in zip(*rows, strict=True)]
@@ -51,6 +34,7 @@ def line(book: Workbook) -> str:
     told = (
         f"{total[0]} of {total[1]} definitions{borrowed}{seen}, {total[2]} of {total[3]} "
         f"equations, {total[4]} of {total[5]} exercises, "
+        f"{sum(reached(book).values())} of {len(MILESTONES)} milestones, "
         f"{minutes // 60} h {minutes % 60} min."
     )
     step = next_step(book)
@@ -67,7 +51,9 @@ def write_page(book: Workbook) -> Path:
         "## Milestones",
         "",
     ]
-    lines += [f"- [{'x' if done else ' '}] {text}" for text, done in reached(book).items()]
+    for name, done in reached(book).items():
+        mark, text = "x" if done else " ", MILESTONES[name].text
+        lines.append(f"- [{mark}] {text}: `python check.py milestone {name}`")
     lines += ["", "## Chapters", "", "| | Chapter | Definitions | Equations | Exercises |"]
     lines.append("|---|---|---|---|---|")
     for key, known in book.data.items():

@@ -10,14 +10,13 @@ from __future__ import annotations
 import ast
 import linecache
 import symtable
-import traceback
-from pathlib import Path
 from typing import Any
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
+from workkit.places import place_of
 from workkit.values import apart, brief, digits, holds
 
 YOURS = "yours to write"
@@ -94,20 +93,8 @@ class Tracer:
         name = type(error).__name__
         came = said if kind == "failed" else f"{name}: {said}"
         known = [name, digits(said[:400])]
-        place = self.place(error) if kind == "raised" else ""
+        place = place_of(error, self.owner.values()) if kind == "raised" else ""
         self.note(kind, text, came=came[:400], digits=known, place=place)
-
-    def place(self, error: BaseException) -> str:
-        """The last line that was running in the reader's cells, or in the package."""
-        frames = traceback.extract_tb(error.__traceback__)[::-1]
-        for frame in frames:
-            if (name := frame.filename.strip("<>")) in self.owner.values():
-                return f"in line {frame.lineno} of your {name}: {frame.line}"
-        for frame in frames:
-            if "attnlib" in Path(frame.filename).parts[-3:]:
-                file = frame.filename[frame.filename.rindex("attnlib") :]
-                return f"in line {frame.lineno} of {file}: {frame.line}"
-        return ""
 
     def seen(self, text: str, form: str, names: list[str], work: Any, message: Any) -> None:
         """What an assertion calls in place of raising: `work` gives its parts."""
