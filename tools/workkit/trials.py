@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import attnlib
 from attnlib.testing import check_attention
@@ -43,12 +44,24 @@ def attempt(name: str, tell: Callable) -> list[str]:
 
 
 def attention(say: Say) -> None:
-    """The suite of appendix A."""
+    """The suite of appendix A, and the numbers of PyTorch's function."""
+    made = attnlib.ScaledDotProductAttention
     for options in ({}, {"causal": True}, {"dropout": 0.5, "scale": 0.3}):
-        made = functools.partial(attnlib.ScaledDotProductAttention, **options)
-        check_attention(made)
+        check_attention(functools.partial(made, **options))
         given = ", ".join(f"{name}={value}" for name, value in options.items())
         say(f"check_attention: ScaledDotProductAttention({given}) keeps the contract.")
+    torch.manual_seed(5)
+    Q, K, V = (torch.randn(2, n, 8, dtype=torch.float64) for n in (5, 7, 7))
+    seen = torch.ones(5, 7, dtype=torch.bool).tril(7 - 5)
+    theirs = F.scaled_dot_product_attention(Q, K, V, seen)
+    scores = attnlib.apply_mask(Q @ K.mT / math.sqrt(8), attnlib.causal_mask(5, 7))
+    for name, output in {
+        "the class, causal,": made(causal=True)(Q, K, V)[0],
+        "apply_mask, causal_mask and masked_softmax": attnlib.masked_softmax(scores) @ V,
+    }.items():
+        gap = (output - theirs).abs().max().item()
+        say(f"{name}: largest difference to PyTorch's function {gap:.0e}")
+        assert gap < 1e-12, f"{name}: off by up to {gap:.2g} from PyTorch's function"
 
 
 def tiles(say: Say) -> None:
