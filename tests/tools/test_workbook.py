@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -339,6 +340,11 @@ def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name, req
     done = check(folder, "milestone", name)
     assert done.returncode == 0 and "Reached: Your" in done.stdout, done.stdout
     assert SHOWN[name] in done.stdout and f"\n✓ {name}" in done.stdout
+    if name == "backward":  # what the page of the book shows
+        page = (ROOT / "book" / "workbook.md").read_text("utf-8")
+        block = page[page.index("36 gradients") : page.index("Reached: ")].splitlines()
+        said = {re.sub(r"\d[\d.e-]*", "#", line) for line in done.stdout.splitlines()}
+        assert {re.sub(r"\d[\d.e-]*", "#", line) for line in block} - said == {"  …"}
     assert "1 of 6 milestones" in check(folder).stdout
     page = (folder / "PROGRESS.md").read_text("utf-8")
     assert [line for line in page.splitlines() if line.startswith("- [x]")] == [

@@ -75,8 +75,10 @@ def attempt(book: Workbook, name: str) -> bool:
     book.state["milestones"][name] = not why
     book.clock()
     book.save()
-    verdict = "\n  ".join(["Not reached:", *why]) if why else "Reached:"
-    print(f"\n{verdict} {'' if why else MILESTONES[name].text}")
+    if why:
+        print("\n".join(["", "Not reached:", *(f"  {line}" for line in why)]))
+    else:
+        print(f"\nReached: {MILESTONES[name].text}")
     return not why
 
 

@@ -33,7 +33,8 @@ def run_job(job: dict[str, Any], hear: Callable[[str], None] = str) -> dict[str,
     found["trace"], found["ended"] = trace, ""
     found.setdefault("seconds", 0.0)
     if not found["done"]:
-        found["ended"] = f"the process ended in {found['cell']}, status {status}: {last}"
+        why = f"status {status}: {last}" if last else f"status {status}"
+        found["ended"] = f"the process ended in {found['cell']}, {why}"
         if "Timeout" in trace:
             limit = job["seconds"]
             found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
