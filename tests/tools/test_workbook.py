@@ -325,8 +325,8 @@ SHOWN = {
     "attention": "ScaledDotProductAttention(causal=True) keeps the contract",
     "english": "are words of the text",
     "backward": "Loss on a text that it has not seen",
-    "tiles": "largest differences output",
-    "kernel": "largest differences output",
+    "tiles": "the largest differences are\n  output",
+    "kernel": "the largest differences are\n  output",
 }
 
 

@@ -50,8 +50,8 @@ def wanting(book: Workbook) -> str:
     skip = set() if sys.platform == "linux" else {"15", "E"}
     every = [n for key, c in book.data.items() if key not in skip for n in c["blanks"]]
     missing = [n for n in every if n not in book.state["passed"]]
-    said = "First all has to be yours and to pass its checks"
-    return f"{said}; {len(missing)} are missing, `{missing[0]}` first." if missing else ""
+    said = f"First all has to pass its checks: {len(missing)} are missing"
+    return f"{said}, `{missing[0]}` first." if missing else ""
 
 
 def problems(book: Workbook) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from workkit import final
 from workkit.checking import MEGABYTES, SECONDS, Workbook
 from workkit.process import run_job
-from workkit.report import called
+from workkit.report import called, folded
 
 
 class Milestone(NamedTuple):
@@ -76,7 +76,8 @@ def attempt(book: Workbook, name: str) -> bool:
     book.clock()
     book.save()
     if why:
-        print("\n".join(["", "Not reached:", *(f"  {line}" for line in why)]))
+        lines = [part for line in why for part in folded(line)]
+        print("\n".join(["", "Not reached:", *lines]))
     else:
         print(f"\nReached: {MILESTONES[name].text}")
     return not why

@@ -67,14 +67,14 @@ def attention(say: Say) -> None:
 def tiles(say: Say) -> None:
     """Chapter 14 against plain attention, in float64."""
     attend = functools.partial(attnlib.flash_attention, block_size=(16, 24))
-    say("Your flash_attention in tiles of 16 × 24, and the plain formula in float64:")
+    say("Your flash_attention in tiles of 16 × 24, and the formula in float64.")
     beside_oracle(attend, torch.float64, 1e-12, say)
 
 
 def kernel(say: Say) -> None:
     """Chapter 15 against the plain formula, in Triton's interpreter."""
     assert find_spec("triton"), "Triton is not installed here; it is made for Linux"
-    say("Your kernels in float32, in Triton's interpreter, and the formula in float64:")
+    say("Your kernels in float32, in Triton's interpreter, and the formula in float64.")
     beside_oracle(attnlib.flash_attention_triton, torch.float32, 2e-5, say)
 
 
@@ -98,7 +98,7 @@ def beside_oracle(attend: Callable, dtype: torch.dtype, within: float, say: Say)
         gaps = [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
         case = f"{N} queries, {M} keys, {'causal' if causal else 'all seen'}"
         told = ", ".join(f"{n} {g:.0e}" for n, g in zip(names, gaps, strict=True))
-        say(f"  {case}: largest differences {told}")
+        say(f"{case}: the largest differences are\n  {told}")
         for name, gap, right in zip(names, gaps, wanted, strict=True):
             allowed = within * max(1.0, right.abs().max().item())
             assert gap <= allowed, (
