@@ -42,13 +42,12 @@ def masked_weights(
     mask: Mask | None,
     causal: bool,
 ) -> Float[Tensor, "*batch queries keys"]:
-    """`masked_softmax` of the masked scores QKᵀ, in as few passes over them as without.
-
-    The product adds the mask by itself, and the rows in which nothing is allowed are found
-    in the mask, which is most often smaller than the scores.
+    """`masked_softmax` of the masked scores QKᵀ; the query comes scaled.
 
     Source: chapter 1, eq-attention, eq-mask-boolean, eq-mask-additive.
     """
+    # In as few passes over the scores as without a mask: the product adds it by itself, and
+    # empty rows are found in the mask, which is most often smaller than the scores.
     queries, keys = query.shape[-2], key.shape[-2]
     added = added_mask(query, keys, mask, causal)
     if added is None or keys == 0:
