@@ -1,7 +1,8 @@
 """From what happened in the checks to what the reader is told: who, where, which mistake.
 
 A failing assertion counts against the latest definition that stands behind it, unless an
-earlier one behind it has failed already: then the later one waits.
+earlier one behind it has failed already: then the later one waits. What raises an error
+counts against the latest of those that were running.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def judge(
     for note in notes:
         mine = [name for name in order if name in note["uses"]]
         if note["kind"] in BAD and mine:
-            failing[mine[-1]].append(note)
+            ran = [name for name in mine if name in note.get("running", [])]
+            failing[(ran or mine)[-1]].append(note)
         elif note["kind"] == "passed":
             passing.update(mine)
         elif note["kind"] == "unwritten":

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import ast
 import linecache
+import random
 import symtable
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
@@ -21,6 +26,8 @@ from workkit.assertions import Soft, labels_by_line
 from workkit.values import apart, brief, digits, holds
 
 YOURS = "yours to write"
+# A call may change what it names, but through these no value of the reader's comes back.
+CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
 
 class Tracer:
@@ -54,7 +61,8 @@ class Tracer:
         table = symtable.symtable(text or "pass", file, "exec")
         uses, makes = set(global_names(table)), touched(text or "pass")
         uses |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        behind = set().union(*(self.behind.get(name, set()) for name in uses))
+        carry = [n for n in uses if not isinstance(self.namespace.get(n), CARRY_NOTHING)]
+        behind = set().union(*(self.behind.get(name, set()) for name in carry))
         behind |= {self.owner[name] for name in uses if name in self.owner}
         behind |= {blank} if blank else set()
         self.at |= {"uses": sorted(behind)}
@@ -94,8 +102,11 @@ class Tracer:
         name = type(error).__name__
         came = said if kind == "failed" else f"{name}: {said}"
         known = [name, digits(said[:400])]
-        place = self.place(error) if kind == "raised" else ""
-        self.note(kind, text, came=came[:400], digits=known, place=place)
+        more: dict[str, Any] = {"place": self.place(error) if kind == "raised" else ""}
+        if kind == "raised":
+            frames = traceback.extract_tb(error.__traceback__)
+            more["running"] = [f.filename.strip("<>") for f in frames]
+        self.note(kind, text, came=came[:400], digits=known, **more)
 
     def place(self, error: BaseException) -> str:
         """The last line that was running in the reader's cells, or in the package."""
