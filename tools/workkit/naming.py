@@ -74,10 +74,12 @@ def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[s
     def size(note: dict) -> int:
         return len(str(note.get("inputs", ""))) + len(str(note.get("compared", "")))
 
-    clear = [note for note in own if note["kind"] != "raised"] or own
-    differ = [n for n in clear if len(set(n.get("compared", []))) > 1]  # NaN is not NaN
-    some = differ or clear
-    first = min((note for note in some if note["cell"] == some[0]["cell"]), key=size)
+    def differs(note: dict) -> bool:
+        return len(set(note.get("compared", []))) > 1  # NaN is not NaN
+
+    clear = [note for note in own if differs(note) or note["kind"] == "raised"] or own
+    here = [note for note in clear if note["cell"] == clear[0]["cell"]]
+    first = min(list(filter(differs, here)) or here, key=size)
     near = [label for label in first["labels"] if label in labels] or first["labels"]
     return {"note": first, "labels": near[:2], "mistakes": mistakes, "others": len(own) - 1}
 

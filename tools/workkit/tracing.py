@@ -23,7 +23,7 @@ from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
-from workkit.values import apart, brief, digits, holds
+from workkit.values import apart, both, brief, digits, holds
 
 YOURS = "yours to write"
 # A call may change what it names, but through these no value of the reader's comes back.
@@ -138,7 +138,7 @@ class Tracer:
         self.note(
             "failed",
             text,
-            compared=[brief(v, values[1 - i]) for i, v in enumerate(values)],
+            compared=both(values),
             digits=[digits(v) for v in values],
             inputs=shown,
             message=said,
