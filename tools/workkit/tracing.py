@@ -61,11 +61,8 @@ class Tracer:
         table = symtable.symtable(text or "pass", file, "exec")
         uses, makes = set(global_names(table)), touched(text or "pass")
         uses |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        carry = [n for n in uses if not isinstance(self.namespace.get(n), CARRY_NOTHING)]
-        behind = set().union(*(self.behind.get(name, set()) for name in carry))
-        behind |= {self.owner[name] for name in uses if name in self.owner}
-        behind |= {blank} if blank else set()
-        self.at |= {"uses": sorted(behind)}
+        behind = self.owners_of(uses) | ({blank} if blank else set())
+        self.at |= {"uses": sorted(behind), "assert": isinstance(node, ast.Assert)}
         definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
         if not definition and uses & self.lost:
             self.lost |= makes
@@ -91,6 +88,12 @@ class Tracer:
                 raise
             self.lost |= makes
             self.failure(text, error)
+
+    def owners_of(self, names: set[str]) -> set[str]:
+        """The reader's definitions that stand behind what has these names."""
+        carry = [n for n in names if not isinstance(self.namespace.get(n), CARRY_NOTHING)]
+        behind = set().union(*(self.behind.get(name, set()) for name in carry))
+        return behind | {self.owner[name] for name in names if name in self.owner}
 
     def failure(self, text: str, error: BaseException) -> None:
         said = str(error)
@@ -123,6 +126,11 @@ class Tracer:
     def seen(self, text: str, form: str, names: list[str], work: Any, message: Any) -> None:
         """What an assertion calls in place of raising: `work` gives its parts."""
         self.at["parts"] += 1
+        if self.at["assert"]:  # each part of it for itself
+            nodes = list(ast.walk(ast.parse(text)))
+            part = {n.id for n in nodes if isinstance(n, ast.Name)}
+            part |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+            self.at["uses"] = sorted(self.owners_of(part))
         try:
             parts = work()
             good = holds(form, parts)
@@ -152,6 +160,8 @@ class Tracer:
 
 
 def shows(value: Any) -> bool:
+    if isinstance(value, ModuleType):  # NumPy has a function `shape`
+        return False
     return hasattr(value, "shape") or isinstance(value, int | float | list | tuple)
 
 
