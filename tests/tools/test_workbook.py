@@ -19,12 +19,14 @@ from bookkit.statements import formatted
 from editions.blanks import read_blanks, without_answer
 from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
+from other_answers import WRITTEN, other_answers
 from tiny_book import ROOT
 from workkit.package import read_data, texts_of
 from workkit.report import folded, pace, told
 from workkit.store import Store, name_of
 
 SAMPLE = "03"  # what is checked even where nothing has changed
+ALIKE = ("04", "05")  # the same, of right answers that are not ours
 
 
 def every_chapter(test):
@@ -150,6 +152,34 @@ def test_our_answers_pass(folder, ours, key, request):
     if key != SAMPLE and not request.config.getoption("--thorough"):
         pytest.skip("--thorough tries every chapter")
     write(folder, ours)
+    done = check(folder, key, "--json", folder / "grade.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (grade,) = json.loads((folder / "grade.json").read_text("utf-8"))["chapters"]
+    assert [t for t in grade["tests"] if not t["score"]] == []
+
+
+@pytest.fixture(scope="session")
+def others(untouched):
+    """Right answers that are written in another way than ours, from chapter 4 on."""
+    blanks = {
+        known["key"]: {name: blank["source"] for name, blank in known["blanks"].items()}
+        for known in read_data(untouched).values()
+    }
+    written = sorted(path.stem for path in WRITTEN.glob("*.py"))
+    found = {key: other_answers(key, blanks[key]) for key in written}
+    asked = {key: of for key, of in blanks.items() if of and key > "03"}
+    assert {key: {*of} for key, of in found.items()} == {
+        k: {*of} for k, of in asked.items()
+    }
+    return {name: text for of in found.values() for name, text in of.items()}
+
+
+@pytest.mark.parametrize("key", sorted(path.stem for path in WRITTEN.glob("*.py")))
+def test_right_answers_of_another_kind_pass(folder, ours, others, key, request):
+    """All of them at once: a chapter is checked with nothing of ours from chapter 4 on."""
+    if key not in ALIKE and not request.config.getoption("--thorough"):
+        pytest.skip("--thorough tries every chapter")
+    write(folder, ours | others)
     done = check(folder, key, "--json", folder / "grade.json")
     assert done.returncode == 0, done.stdout + done.stderr
     (grade,) = json.loads((folder / "grade.json").read_text("utf-8"))["chapters"]

@@ -1,7 +1,8 @@
 """From what happened in the checks to what the reader is told: who, where, which mistake.
 
 A failing assertion counts against the latest definition that stands behind it, unless an
-earlier one behind it has failed already: then the later one waits.
+earlier one behind it has failed already: then the later one waits. What raises an error
+counts against the latest of those that were running.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def judge(
     for note in notes:
         mine = [name for name in order if name in note["uses"]]
         if note["kind"] in BAD and mine:
-            failing[mine[-1]].append(note)
+            ran = [name for name in mine if name in note.get("running", [])]
+            failing[(ran or mine)[-1]].append(note)
         elif note["kind"] == "passed":
             passing.update(mine)
         elif note["kind"] == "unwritten":
@@ -72,10 +74,12 @@ def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[s
     def size(note: dict) -> int:
         return len(str(note.get("inputs", ""))) + len(str(note.get("compared", "")))
 
-    clear = [note for note in own if note["kind"] != "raised"] or own
-    differ = [n for n in clear if len(set(n.get("compared", []))) > 1]  # NaN is not NaN
-    some = differ or clear
-    first = min((note for note in some if note["cell"] == some[0]["cell"]), key=size)
+    def differs(note: dict) -> bool:
+        return len(set(note.get("compared", []))) > 1  # NaN is not NaN
+
+    clear = [note for note in own if differs(note) or note["kind"] == "raised"] or own
+    here = [note for note in clear if note["cell"] == clear[0]["cell"]]
+    first = min(list(filter(differs, here)) or here, key=size)
     near = [label for label in first["labels"] if label in labels] or first["labels"]
     return {"note": first, "labels": near[:2], "mistakes": mistakes, "others": len(own) - 1}
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import ast
 import linecache
+import random
 import symtable
+import traceback
+from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
 from workkit.places import place_of
-from workkit.values import apart, brief, digits, holds
+from workkit.values import apart, both, brief, digits, holds
 
 YOURS = "yours to write"
+# A call may change what it names, but through these no value of the reader's comes back.
+CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
 
 class Tracer:
@@ -53,10 +61,8 @@ class Tracer:
         table = symtable.symtable(text or "pass", file, "exec")
         uses, makes = set(global_names(table)), touched(text or "pass")
         uses |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        behind = set().union(*(self.behind.get(name, set()) for name in uses))
-        behind |= {self.owner[name] for name in uses if name in self.owner}
-        behind |= {blank} if blank else set()
-        self.at |= {"uses": sorted(behind)}
+        behind = self.owners_of(uses) | ({blank} if blank else set())
+        self.at |= {"uses": sorted(behind), "assert": isinstance(node, ast.Assert)}
         definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
         if not definition and uses & self.lost:
             self.lost |= makes
@@ -83,6 +89,12 @@ class Tracer:
             self.lost |= makes
             self.failure(text, error)
 
+    def owners_of(self, names: set[str]) -> set[str]:
+        """The reader's definitions that stand behind what has these names."""
+        carry = [n for n in names if not isinstance(self.namespace.get(n), CARRY_NOTHING)]
+        behind = set().union(*(self.behind.get(name, set()) for name in carry))
+        return behind | {self.owner[name] for name in names if name in self.owner}
+
     def failure(self, text: str, error: BaseException) -> None:
         said = str(error)
         kind = "failed" if isinstance(error, AssertionError) else "raised"
@@ -93,12 +105,21 @@ class Tracer:
         name = type(error).__name__
         came = said if kind == "failed" else f"{name}: {said}"
         known = [name, digits(said[:400])]
-        place = place_of(error, self.owner.values()) if kind == "raised" else ""
-        self.note(kind, text, came=came[:400], digits=known, place=place)
+        more: dict[str, Any] = {"place": ""}
+        if kind == "raised":
+            more["place"] = place_of(error, self.owner.values())
+            frames = traceback.extract_tb(error.__traceback__)
+            more["running"] = [frame.filename.strip("<>") for frame in frames]
+        self.note(kind, text, came=came[:400], digits=known, **more)
 
     def seen(self, text: str, form: str, names: list[str], work: Any, message: Any) -> None:
         """What an assertion calls in place of raising: `work` gives its parts."""
         self.at["parts"] += 1
+        if self.at["assert"]:  # each part of it for itself
+            nodes = list(ast.walk(ast.parse(text)))
+            part = {n.id for n in nodes if isinstance(n, ast.Name)}
+            part |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+            self.at["uses"] = sorted(self.owners_of(part))
         try:
             parts = work()
             good = holds(form, parts)
@@ -114,7 +135,7 @@ class Tracer:
         self.note(
             "failed",
             text,
-            compared=[brief(v, values[1 - i]) for i, v in enumerate(values)],
+            compared=both(values),
             digits=[digits(v) for v in values],
             inputs=shown,
             message=said,
@@ -128,6 +149,8 @@ class Tracer:
 
 
 def shows(value: Any) -> bool:
+    if isinstance(value, ModuleType):  # NumPy has a function `shape`
+        return False
     return hasattr(value, "shape") or isinstance(value, int | float | list | tuple)
 
 

@@ -126,6 +126,15 @@ def brief(value: Any, other: Any = None) -> str:
     return f"{text}, at {place}: {flat[at]:.4g}"
 
 
+def both(values: list[Any]) -> list[str]:
+    """The two values of a comparison, and their types where these are not the same."""
+    texts = [brief(value, values[1 - i]) for i, value in enumerate(values)]
+    types = [str(value.dtype) for value in values if hasattr(value, "dtype")]
+    if len(set(types)) == 2:
+        texts = [f"{text}, {dtype}" for text, dtype in zip(texts, types, strict=True)]
+    return texts
+
+
 def written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(written, value))}]"

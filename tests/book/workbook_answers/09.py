@@ -1,0 +1,84 @@
+# transformer.TransformerBlock
+class TransformerBlock:
+    def __init__(
+        self,
+        embed_dim,
+        num_heads,
+        d_ff=None,
+        attention=None,
+        dropout=0.0,
+        norm_first=True,
+        activation=torch.relu,
+    ):
+        self.norm_first = norm_first
+        heads = ScaledDotProductAttention(dropout) if attention is None else attention
+        self.attention = MultiHeadAttention(embed_dim, num_heads, heads)
+        self.norm_1 = LayerNorm(embed_dim)
+        self.feed_forward = FeedForwardNetwork(
+            embed_dim, d_ff, dropout=dropout, activation=activation
+        )
+        self.norm_2 = LayerNorm(embed_dim)
+
+    def forward(self, x, mask=None, return_weights=False):
+        before = (self.norm_1, self.norm_2) if self.norm_first else (nn.Identity(),) * 2
+        after = (nn.Identity(),) * 2 if self.norm_first else (self.norm_1, self.norm_2)
+        tokens = before[0](x)
+        mixed, weights = self.attention(tokens, tokens, tokens, mask, return_weights)
+        x = after[0](self.drop(mixed) + x)
+        x = after[1](self.drop(self.feed_forward(before[1](x))) + x)
+        if return_weights:
+            return x, weights
+        return x
+
+
+# generation.sample
+def sample(logits, temperature=1.0, top_k=None, generator=None):
+    if temperature == 0:
+        return logits.max(dim=-1, keepdim=True).indices
+    scaled = logits / temperature
+    if top_k is not None:
+        few = min(top_k, logits.shape[-1])
+        least = scaled.sort(dim=-1, descending=True).values[..., few - 1 : few]
+        scaled = torch.where(scaled >= least, scaled, -torch.inf)
+    return torch.multinomial(scaled.softmax(dim=-1), num_samples=1, generator=generator)
+
+
+# transformer.sinusoidal_positions
+import math
+
+
+def sinusoidal_positions(tokens, embed_dim):
+    table = torch.empty(tokens, embed_dim, dtype=torch.float64)
+    for i in range(embed_dim // 2):
+        omega = math.exp(-2 * i / embed_dim * math.log(10000))
+        angle = omega * torch.arange(tokens, dtype=torch.float64)
+        table[:, 2 * i], table[:, 2 * i + 1] = angle.sin(), angle.cos()
+    return table.to(torch.get_default_dtype())
+
+
+# transformer.LanguageModel
+class LanguageModel:
+    def forward(self, ids, return_weights=False):
+        places = torch.arange(ids.shape[-1], device=ids.device)
+        x = self.positions[places] + F.embedding(ids, self.token_embedding.weight)
+        x = F.dropout(x, p=self.dropout, training=self.training)
+        kept = []
+        for block in self.blocks:
+            if return_weights:
+                x, of_block = block(x, None, True)
+                kept += [of_block]
+            else:
+                x = block(x)
+        logits = self.norm(x) @ self.token_embedding.weight.mT
+        if not return_weights:
+            return logits
+        return logits, kept
+
+    def generate(self, ids, length, temperature=1.0, top_k=None, generator=None):
+        start = ids.shape[-1]
+        text = torch.cat([ids, ids.new_zeros(*ids.shape[:-1], length)], dim=-1)
+        for end in range(start, start + length):
+            seen = text[..., max(0, end - self.context_length) : end]
+            last = self(seen).select(-2, -1)
+            text[..., end : end + 1] = sample(last, temperature, top_k, generator)
+        return text
