@@ -337,7 +337,7 @@ class CacheLike(Protocol):
     Attributes:
         capacity: the most tokens that it holds.
 
-    Source: chapter 17; the contract, appendix A.
+    Source: the contract, appendix A.
     """
 
     capacity: int
