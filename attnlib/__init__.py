@@ -6,6 +6,7 @@ below are sorted by chapter.
 
 from attnlib import backprop, testing
 from attnlib.base import BaseAttention
+from attnlib.cache import KVCache
 from attnlib.causal_attention import CausalAttention
 from attnlib.checks import refuse_bad_inputs
 from attnlib.distance_bias import LearnedBiasAttention
@@ -75,6 +76,8 @@ __all__ = [
     "flash_attention",
     # Chapter 15: flash attention on a GPU
     "flash_attention_triton",
+    # Chapter 17: a cache
+    "KVCache",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -4,7 +4,9 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
+from collections.abc import Sequence
 from numbers import Real
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -326,6 +328,200 @@ def require_ids(ids: Tensor, context_length: int) -> None:
             f"ids: expected at most context_length = {context_length} tokens in "
             f"the last dimension, got shape {tuple(ids.shape)}"
         )
+
+
+@runtime_checkable
+class CacheLike(Protocol):
+    """What attention asks of a cache; `attnlib.testing.check_cache` tests the rest.
+
+    Attributes:
+        capacity: the most tokens that it holds.
+
+    Source: the contract, appendix A.
+    """
+
+    capacity: int
+
+    def __len__(self) -> int:
+        """Number of tokens held."""
+        ...
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds keys (..., N, d_k) and values (..., N, d_v); returns all that it holds."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens."""
+        ...
+
+
+def require_count(name: str, value: int, least: int = 1, most: int | None = None) -> int:
+    """Returns `value` if it is a whole number in its range.
+
+    Args:
+        name: the argument's name, for the message.
+        value: expected a Python integer.
+        least, most: the smallest and the largest that is allowed.
+
+    Raises:
+        TypeError: `value` is no integer, or a truth value, which Python takes for 0 or 1.
+        ValueError: `value` lies outside of its range.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if value < least or (most is not None and value > most):
+        wanted = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name}: expected {wanted}, got {value}")
+    return value
+
+
+def refuse_bad_append(
+    key: Tensor, value: Tensor, held: tuple[Tensor, Tensor] | None, room: int
+) -> None:
+    """Refuses keys and values that do not continue what a cache holds.
+
+    Args:
+        key: expected (..., N, d_k), floating point.
+        value: expected (..., N, d_v), likewise, leading dimensions of key.
+        held: keys and values in the cache; `None` if it has none yet.
+        room: how many tokens more it can hold.
+
+    Raises:
+        TypeError: not floating point, or another dtype.
+        ValueError: another shape or device, no room, or a gradient that would be lost.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    for name, tensor in (("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+        refuse_nested(name, tensor)
+        if tensor.dim() < 2:
+            wanted = "at least 2 dimensions (tokens, features)"
+            raise ValueError(f"{name}: expected {wanted}, got shape {tuple(tensor.shape)}")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name}: expected no gradient, since a cache is written in place; call "
+                "the model within torch.no_grad()"
+            )
+    keys, values = held or (key, key)  # at first, value has to fit to key
+    for name, tensor, like in (("key", key, keys), ("value", value, values)):
+        beside = "the cache" if held else "key"
+        got = f"got shape {tuple(tensor.shape)}"
+        if tensor.dtype != like.dtype:
+            raise TypeError(
+                f"{name}: expected {like.dtype} as {beside}, got {tensor.dtype}"
+            )
+        if tensor.device != like.device:
+            wanted = f"device {like.device} as {beside}"
+            raise ValueError(f"{name}: expected {wanted}, got {tensor.device}")
+        if tensor.shape[:-2] != like.shape[:-2]:
+            wanted = f"leading dimensions {tuple(like.shape[:-2])} as {beside}"
+            raise ValueError(f"{name}: expected {wanted}, {got}")
+        if held and tensor.shape[-1] != like.shape[-1]:
+            wanted = f"{like.shape[-1]} features as the cache"
+            raise ValueError(f"{name}: expected {wanted}, {got}")
+    if value.shape[-2] != key.shape[-2]:
+        wanted = f"{key.shape[-2]} tokens as key"
+        raise ValueError(f"value: expected {wanted}, got shape {tuple(value.shape)}")
+    if key.shape[-2] > room:
+        wanted = f"at most {room} more tokens, since the cache is full then"
+        raise ValueError(f"key: expected {wanted}, got {key.shape[-2]}")
+
+
+def require_caches(
+    cache: Sequence[CacheLike], blocks: int, ids: Tensor, context_length: int
+) -> int:
+    """Returns how many tokens the caches of a model hold, if these tokens may follow.
+
+    Args:
+        cache: expected one cache for each block, of the same length.
+        blocks: number of blocks.
+        ids: the tokens to come, (..., n).
+        context_length: the most tokens that the model can see.
+
+    Raises:
+        TypeError: not a list of caches.
+        ValueError: another number of them, of different lengths, or no room in them.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    listed = isinstance(cache, Sequence) and all(isinstance(c, CacheLike) for c in cache)
+    if not listed:
+        raise TypeError(f"cache: expected a list of caches, one a block, got {cache!r}")
+    if len(cache) != blocks:
+        raise ValueError(f"cache: expected {blocks}, one for each block, got {len(cache)}")
+    lengths = [len(c) for c in cache]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"cache: expected the same tokens in each, got lengths {lengths}")
+    most = min(context_length, *(c.capacity for c in cache))
+    if lengths[0] + ids.shape[-1] > most:
+        raise ValueError(
+            f"ids: expected at most {most - lengths[0]} tokens after the {lengths[0]} in "
+            f"the cache, which with context_length has room for {most}, got {ids.shape[-1]}"
+        )
+    return lengths[0]
+
+
+def require_room(
+    cache: Sequence[CacheLike], blocks: int, ids: Tensor, read: int, context_length: int
+) -> None:
+    """Refuses caches in which a text can't be continued to its end, before it is begun.
+
+    Args:
+        cache, blocks, context_length: as for `require_caches`.
+        ids: the start of the text, with what the caches hold.
+        read: how many tokens of the text the model will have read at the end.
+
+    Raises:
+        TypeError, ValueError: see `require_caches`; or the caches hold more than ids, or
+            the text is too long.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    held = require_caches(cache, blocks, ids[..., :0], context_length)
+    if held >= ids.shape[-1]:
+        wanted = f"more than the {held} tokens in the cache, which begin it"
+        raise ValueError(f"ids: expected {wanted}, got shape {tuple(ids.shape)}")
+    most = min(context_length, *(c.capacity for c in cache))
+    if read > most:
+        raise ValueError(
+            f"length: expected at most {most + 1 - ids.shape[-1]} with a cache, as the "
+            f"model or its cache has room for {most} tokens and ids has {ids.shape[-1]}, "
+            f"got {read + 1 - ids.shape[-1]}"
+        )
+
+
+def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0) -> Tensor:
+    """Returns how many columns at the front of each sequence hold no token.
+
+    Args:
+        padding: expected (batch,), integers.
+        ids: the sequences, (batch, n).
+        least: how many tokens each must have in these columns.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: another number of sequences, below 0, or too few tokens left.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    padding = torch.as_tensor(padding, device=ids.device)
+    if padding.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"padding: expected whole numbers, got {padding.tolist()}")
+    if ids.dim() != 2 or padding.shape != ids.shape[:1]:
+        raise ValueError(
+            "padding: expected one number for each sequence of ids (batch, tokens), got "
+            f"shape {tuple(padding.shape)} for ids of shape {tuple(ids.shape)}"
+        )
+    most = ids.shape[-1] - least
+    if (padding < 0).any() or (least and (padding > most).any()):
+        wanted = f"numbers between 0 and {most}" if least else "numbers of at least 0"
+        raise ValueError(f"padding: expected {wanted}, got {padding.tolist()}")
+    return padding
 
 
 def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

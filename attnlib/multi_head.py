@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention, apply_attention
-from attnlib.checks import refuse_ambiguous_mask, refuse_bad_tokens
+from attnlib.checks import CacheLike, refuse_ambiguous_mask, refuse_bad_tokens
 from attnlib.masks import Mask
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention
@@ -161,6 +161,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "*batch keys embed_dim"] | None = None,
         mask: Mask | None = None,
         need_weights: bool = True,
+        cache: CacheLike | None = None,
     ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
         """Attends from N queries to M keys, with every head.
 
@@ -172,6 +173,9 @@ class MultiHeadAttention(nn.Module):
                 with a batch; boolean, True = may attend, or floating, added to the scores.
             need_weights: whether to return the weights; without, heads such as the scaled
                 dot product do not form them, and are faster.
+            cache: a `KVCache` that holds the keys and values of the tokens before these,
+                and gets theirs; M then counts all that it holds. The heads must be causal,
+                or the mask must be.
 
         Returns:
             Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
@@ -180,7 +184,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: a tensor of the wrong or a mixed dtype.
-            ValueError: wrong shapes, or a mask of neither 2 nor 4 dimensions.
+            ValueError: wrong shapes, a mask of neither 2 nor 4 dimensions, or a cache that
+                is full or holds other sequences.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -190,6 +195,9 @@ class MultiHeadAttention(nn.Module):
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.num_heads)
         v = split_heads(self.v_proj(value), self.num_heads)
+        # What turns with its position turns here; the first is len(cache).
+        if cache is not None:
+            k, v = cache.append(k, v)
         if isinstance(self.attention, BaseAttention):
             output, weights = apply_attention(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))

@@ -1,17 +1,28 @@
 # Made from book/09_transformer.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The transformer: blocks of attention and feed-forward, and a language model of them.
 
-Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
+Derived in chapter 9, "The transformer" (book/09_transformer.ipynb), and in chapter 17, "A
+cache" (book/17_cache.ipynb).
 """
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import require_causal, require_ids, require_probability, require_sizes
+from attnlib.checks import (
+    CacheLike,
+    require_caches,
+    require_causal,
+    require_ids,
+    require_padding,
+    require_probability,
+    require_room,
+    require_sizes,
+)
 from attnlib.feed_forward import Activation, FeedForwardNetwork
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
@@ -72,6 +83,7 @@ class TransformerBlock(nn.Module):
         x: Float[Tensor, "*batch tokens embed_dim"],
         mask: Tensor | None = None,
         return_weights: bool = False,
+        cache: CacheLike | None = None,
     ) -> (
         Float[Tensor, "*batch tokens embed_dim"]
         | tuple[Float[Tensor, "*batch tokens embed_dim"], list[Tensor | None] | None]
@@ -82,11 +94,12 @@ class TransformerBlock(nn.Module):
             x: tokens (..., n, embed_dim).
             mask: as for `MultiHeadAttention`: True = may attend, 2-D or 4-D.
             return_weights: whether to return (output, weights), weights as there.
+            cache: of the tokens before these, as there.
 
         Raises:
-            TypeError, ValueError: x or mask is not what the parts take.
+            TypeError, ValueError: x, mask or cache is not what the parts take.
         """
-        options = {"mask": mask, "need_weights": return_weights}
+        options = {"mask": mask, "need_weights": return_weights, "cache": cache}
         if self.norm_first:
             attended, weights = self.attention(self.norm_1(x), **options)
             y = x + self.drop(attended)
@@ -196,7 +209,11 @@ class LanguageModel(nn.Module):
             raise ValueError(f"positions: expected {wanted}, got {positions!r}")
 
     def forward(
-        self, ids: Int[Tensor, "*batch tokens"], return_weights: bool = False
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        return_weights: bool = False,
+        cache: Sequence[CacheLike] | None = None,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
     ) -> (
         Float[Tensor, "*batch tokens vocab_size"]
         | tuple[Float[Tensor, "*batch tokens vocab_size"], list[list[Tensor | None] | None]]
@@ -207,18 +224,31 @@ class LanguageModel(nn.Module):
             ids: tokens (..., n) as integers below vocab_size, n at most context_length.
             return_weights: whether to return (logits, weights), the weights being a list
                 with those of each block.
+            cache: a `KVCache` for each block, with the tokens before these; n counts those
+                and these together.
+            padding: how many columns at the front of each sequence of the batch, (batch,),
+                hold no token; those in the cache are counted, too.
 
         Raises:
             IndexError: an id outside the vocabulary (raised by PyTorch).
-            TypeError: ids are not integers.
-            ValueError: more tokens than context_length, or no dimension of tokens.
+            TypeError: ids or padding are not integers, or cache is not a list of caches.
+            ValueError: more tokens than context_length, or no dimension of tokens; a cache
+                that is full or holds other sequences; a padding below 0.
         """
         require_ids(ids, self.context_length)
-        x = self.token_embedding(ids) + self.positions[: ids.shape[-1]]
-        x = F.dropout(x, self.dropout, self.training)
+        start = 0
+        if cache is not None:
+            start = require_caches(cache, len(self.blocks), ids, self.context_length)
+        end, mask = start + ids.shape[-1], None
+        positions = self.positions[start:end]
+        if padding is not None:
+            places, mask = padded_places(require_padding(padding, ids), start, end)
+            positions = self.positions[places]
+        x = F.dropout(self.token_embedding(ids) + positions, self.dropout, self.training)
         per_block = []
-        for block in self.blocks:
-            x = block(x, return_weights=return_weights)
+        caches = [None] * len(self.blocks) if cache is None else cache
+        for block, held in zip(self.blocks, caches, strict=True):
+            x = block(x, mask, return_weights, held)
             if return_weights:
                 x, weights = x
                 per_block.append(weights)
@@ -233,27 +263,47 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         generator: torch.Generator | None = None,
+        cache: bool | Sequence[CacheLike] = False,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
     ) -> Int[Tensor, "*batch more_tokens"]:
         """The given tokens, continued by `length` drawn ones.
 
-        Where the text has become longer than context_length, only its end is seen. Call
-        `eval()` first if the model has dropout.
+        Without a cache, where the text has become longer than context_length, only its end
+        is seen. Call `eval()` first if the model has dropout.
 
         Args:
             ids: the start, (n,) or (batch, n), at least one token.
             length: number of tokens to draw, each by `sample`.
             temperature, top_k, generator: see `sample`.
+            cache: whether to keep keys and values, so that each step computes one token:
+                the same tokens in less time. Or the caches themselves, one for each block;
+                what they hold must be the beginning of ids, and is not computed again.
+            padding: how many columns at the front of each sequence, (batch,), hold no
+                token, so that sequences of a batch may differ in length.
 
         Raises:
-            TypeError, ValueError: see `forward` and `sample`; or no token to start from.
+            TypeError, ValueError: see `forward` and `sample`; or no token to start from; or
+                with a cache, more tokens than context_length or the caches have room for.
         """
         if ids.dim() not in (1, 2) or not ids.shape[-1]:
             raise ValueError(
                 "ids: expected (tokens,) or (batch, tokens) with at least one token, "
                 f"got shape {tuple(ids.shape)}"
             )
+        read = ids.shape[-1] + max(0, length - 1)  # the last token drawn is not read
+        if padding is not None:
+            padding = require_padding(padding, ids, least=1)
+        if cache is True:
+            from attnlib.cache import KVCache  # chapter 17, which comes later
+
+            cache = [KVCache(read) for _ in self.blocks]
+        if cache is not False:
+            require_room(cache, len(self.blocks), ids, read, self.context_length)
         for _ in range(length):
-            logits = self(ids[..., -self.context_length :])[..., -1, :]
+            cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
+            known = cut if cache is False else len(cache[0])
+            front = None if padding is None else (padding - cut).clamp(min=0)
+            logits = self(ids[..., known:], cache=cache or None, padding=front)[..., -1, :]
             chosen = sample(logits, temperature, top_k, generator)
             ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
         return ids
@@ -280,3 +330,23 @@ def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens e
     angle = position[:, None] * omega
     table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
     return table.to(torch.get_default_dtype())
+
+
+def padded_places(
+    padding: Int[Tensor, " batch"], start: int, end: int
+) -> tuple[Int[Tensor, "batch new"], Tensor]:
+    """Where the columns start to end - 1 stand in each sequence, and which are keys.
+
+    Args:
+        padding: how many columns at the front of each sequence hold no token.
+        start, end: the first column that is read now, and the one after the last.
+
+    Returns:
+        Positions (batch, n), counted from the first token of each sequence, 0 before it;
+        and a mask (batch, 1, 1, end), True where a column holds a token.
+
+    Source: chapter 17, eq-padded-position.
+    """
+    columns = torch.arange(end, device=padding.device)
+    places = columns - padding[:, None]  # (batch, end), negative before the first token
+    return places[:, start:].clamp(min=0), (places >= 0)[:, None, None, :]
