@@ -49,11 +49,11 @@ def assert_turned(page, places, rule=None):
 
 def test_arms_turn_with_their_places(open_page):
     page = open_page("rotary")
-    assert_turned(page, (7, 4))
+    assert_turned(page, (9, 4))
     press(page, "both one on", times=3)
-    assert_turned(page, (10, 7))
+    assert_turned(page, (12, 7))
     press(page, "both one back")
-    assert_turned(page, (9, 6))
+    assert_turned(page, (11, 6))
     page.get_by_label("Place of the query").fill("2")
     assert_turned(page, (2, 6))
     said = page.locator("#rotary .say").text_content()
