@@ -307,7 +307,9 @@ def test_export_compile_vmap(as_shipped):
     model = LanguageModel(7, 32, 8, 2, 1, positions="rotary").eval()
     ids = torch.randint(7, (2, 6))
     tokens = torch.export.Dim("tokens", min=2, max=32)
-    exported = torch.export.export(model, (ids,), dynamic_shapes=({1: tokens},)).module()
+    sizes = ({1: tokens},)
+    program = torch.export.export(model, (ids,), dynamic_shapes=sizes, strict=False)
+    exported = program.module()
     longer = torch.randint(7, (2, 11))
     for text in (ids, longer):
         torch.testing.assert_close(exported(text), model(text))
