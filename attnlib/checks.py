@@ -4,7 +4,7 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
@@ -232,6 +232,146 @@ def refuse_bad_block(scores: Tensor, value: Tensor) -> None:
         raise ValueError(f"value: expected leading dimensions {leading} as scores, {got}")
     if value.shape[-2] != scores.shape[-1]:
         raise ValueError(f"value: expected {scores.shape[-1]} keys as scores, {got}")
+
+
+def refuse_bad_positions(
+    positions: Tensor | int | None, x: Tensor, rotary: bool = True
+) -> None:
+    """Refuses positions that do not fit the tokens, before any arithmetic.
+
+    Args:
+        positions: expected an integer, integers (tokens,), or one dimension fewer than x
+            and broadcasting to x.shape[:-1]; `None` is left to the caller.
+        x: tokens (..., tokens, features).
+        rotary: whether anything uses positions.
+
+    Raises:
+        TypeError: neither an integer nor a tensor of int64 or int32.
+        ValueError: a shape that does not fit, another device, or nothing uses positions.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if positions is None:
+        return
+    if not rotary:
+        raise ValueError(
+            "positions: expected None, since nothing here turns by positions; give rotary "
+            "to the constructor"
+        )
+    if isinstance(positions, int | torch.SymInt) and not isinstance(positions, bool):
+        return
+    integers = (torch.int64, torch.int32)
+    if not isinstance(positions, Tensor) or positions.dtype not in integers:
+        got = positions.dtype if isinstance(positions, Tensor) else repr(positions)
+        raise TypeError(
+            f"positions: expected a tensor of int64 or int32, or one integer, got {got}"
+        )
+    shape, full = tuple(positions.shape), tuple(x.shape[:-1])
+    fits = len(shape) == len(full) and broadcasts(shape, full) and shape[-1] == full[-1]
+    if not fits and shape != full[-1:]:
+        raise ValueError(
+            f"positions: expected shape {full[-1:]}, or {len(full)} dimensions that "
+            f"broadcast to {full}, got {shape}"
+        )
+    if positions.device != x.device:
+        raise ValueError(f"positions: expected device {x.device}, got {positions.device}")
+
+
+def refuse_bad_rotation(x: Tensor, width: int | None = None) -> None:
+    """Refuses what can't be turned in pairs of features.
+
+    Args:
+        x: expected (..., tokens, width), floating point, of an even width.
+        width: the features that the frequencies were made for; `None` means any.
+
+    Raises:
+        TypeError: not a floating-point tensor, or a nested one.
+        ValueError: fewer than 2 dimensions, an odd width, or another one.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x: expected a floating-point tensor, got {got}")
+    refuse_nested("x", x)
+    got = f"got shape {tuple(x.shape)}"
+    if x.dim() < 2:
+        raise ValueError(f"x: expected at least 2 dimensions (tokens, features), {got}")
+    if x.shape[-1] % 2 or not x.shape[-1]:
+        raise ValueError(f"x: expected an even number of features, in pairs, {got}")
+    if width is not None and x.shape[-1] != width:
+        raise ValueError(f"x: expected {width} features, {got}")
+
+
+def require_rotary(rotary: Callable[..., Tensor] | None) -> Callable[..., Tensor] | None:
+    """Returns `rotary` if it is `None` or an object that can be called.
+
+    Args:
+        rotary: what turns queries and keys.
+
+    Raises:
+        TypeError: it is anything else.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if rotary is not None and (isinstance(rotary, type) or not callable(rotary)):
+        raise TypeError(
+            "rotary: expected an object to call, such as RotaryPositions(d_k), "
+            f"got {rotary!r}"
+        )
+    return rotary
+
+
+def refuse_bad_scaling(
+    scaling: str | None, known: Collection[str], factor: float, length: int | None
+) -> None:
+    """Refuses a rule for longer texts that is unknown or lacks a number.
+
+    Args:
+        scaling: expected `None` or one of known.
+        known: the names of the rules.
+        factor: how many times as long the texts become, expected at least 1, and 1 without
+            a rule.
+        length: tokens that the model was trained on, which "yarn" and "llama3" need.
+
+    Raises:
+        ValueError: one of these is not so.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if scaling is not None and scaling not in known:
+        wanted = ", ".join(map(repr, known))
+        raise ValueError(f"scaling: expected None or one of {wanted}, got {scaling!r}")
+    if not factor >= 1 or (scaling is None and factor != 1):
+        expected = "at least 1" if scaling else "1, as there is no scaling"
+        raise ValueError(f"factor: expected {expected}, got {factor}")
+    if scaling in ("yarn", "llama3") and (length is None or length < 1):
+        raise ValueError(
+            f"original_length: expected the tokens of a text in training, for {scaling!r}, "
+            f"got {length}"
+        )
+
+
+def require_turning(d_k: int, base: float, turns: tuple[float, float] | None = None) -> int:
+    """Returns `d_k` if its features can be turned in pairs at speeds that fall.
+
+    Args:
+        d_k: features of a head, expected even and at least 2.
+        base: what the speeds are powers of, expected above 1.
+        turns: expected `None`, or two positive numbers that rise.
+
+    Raises:
+        ValueError: one of these is not so.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if d_k < 2 or d_k % 2:
+        raise ValueError(f"d_k: expected an even number of features, got {d_k}")
+    if not base > 1:
+        raise ValueError(f"base: expected above 1, got {base}")
+    if turns is not None and not 0 < turns[0] < turns[1]:
+        raise ValueError(f"turns: expected two positive numbers that rise, got {turns}")
+    return d_k
 
 
 def require_probability(name: str, value: float) -> float:

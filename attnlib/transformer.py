@@ -6,7 +6,7 @@ cache" (book/17_cache.ipynb).
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,7 @@ from attnlib.checks import (
 from attnlib.feed_forward import Activation, FeedForwardNetwork
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
-from attnlib.multi_head import AttentionLike, MultiHeadAttention
+from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -47,13 +47,14 @@ class TransformerBlock(nn.Module):
             `None`: heads that you pass bring their own dropout, or have none.
         norm_first: whether the norms stand before the sub-layers or after the sums.
         activation: of the feed-forward network.
+        rotary: as for `MultiHeadAttention`.
 
     Attributes:
         attention, feed_forward: `MultiHeadAttention` and `FeedForwardNetwork`.
         norm_1, norm_2: `LayerNorm(embed_dim)`.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes.
+        TypeError: attention is not what `make_heads` takes, or rotary can't be called.
         ValueError: embed_dim not divisible by num_heads, or dropout outside [0, 1].
 
     Source: chapter 9, eq-pre-norm and eq-post-norm; Vaswani et al. (2017), section 3.1.
@@ -68,13 +69,14 @@ class TransformerBlock(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         activation: Activation = torch.relu,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.dropout = require_probability("dropout", dropout)
         if attention is None:
             attention = ScaledDotProductAttention(dropout)
         self.norm_1, self.norm_2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
-        self.attention = MultiHeadAttention(embed_dim, num_heads, attention)
+        self.attention = MultiHeadAttention(embed_dim, num_heads, attention, rotary=rotary)
         self.feed_forward = FeedForwardNetwork(embed_dim, d_ff, dropout, activation)
         self.norm_first = norm_first
 
@@ -84,6 +86,7 @@ class TransformerBlock(nn.Module):
         mask: Tensor | None = None,
         return_weights: bool = False,
         cache: CacheLike | None = None,
+        positions: Int[Tensor, "..."] | int | None = None,
     ) -> (
         Float[Tensor, "*batch tokens embed_dim"]
         | tuple[Float[Tensor, "*batch tokens embed_dim"], list[Tensor | None] | None]
@@ -95,11 +98,14 @@ class TransformerBlock(nn.Module):
             mask: as for `MultiHeadAttention`: True = may attend, 2-D or 4-D.
             return_weights: whether to return (output, weights), weights as there.
             cache: of the tokens before these, as there.
+            positions: for rotary only: where the tokens stand, as there; `None` means the
+                places after those in the cache, without one 0, 1, 2 and so on.
 
         Raises:
-            TypeError, ValueError: x, mask or cache is not what the parts take.
+            TypeError, ValueError: x, mask, cache or positions is not what the parts take.
         """
-        options = {"mask": mask, "need_weights": return_weights, "cache": cache}
+        options = {"mask": mask, "need_weights": return_weights}
+        options |= {"cache": cache, "positions": positions}
         if self.norm_first:
             attended, weights = self.attention(self.norm_1(x), **options)
             y = x + self.drop(attended)
@@ -138,6 +144,11 @@ class TransformerBlock(nn.Module):
         return block.train(layer.training)
 
 
+# What makes positions that turn queries and keys, by name, from the features of a head.
+# Chapter 16 adds "rotary".
+ROTARY: dict[str, Callable[[int], Rotary]] = {}
+
+
 class LanguageModel(nn.Module):
     """A decoder-only transformer: logits of each token given the ones before it.
 
@@ -152,11 +163,14 @@ class LanguageModel(nn.Module):
         dropout: as for `TransformerBlock`, and of an entry of token plus position. It
             drops weights only if attention is `None`: heads that you pass bring their own
             dropout, or have none, as `FlashAttention(causal=True)`.
-        positions: "learned" or "sinusoidal".
+        positions: "learned" or "sinusoidal", which are added to the tokens, or "rotary",
+            or a module such as `RotaryPositions`, which turn queries and keys in every
+            block; see chapter 16.
 
     Attributes:
         token_embedding: `nn.Embedding`; its weight also makes the logits.
-        positions: what is added at each position, (context_length, embed_dim).
+        positions: what is added at each position, (context_length, embed_dim), or the
+            module that turns.
         blocks: the blocks, each a `TransformerBlock`.
         norm: `LayerNorm` after the last block if norm_first, otherwise the identity.
 
@@ -179,14 +193,17 @@ class LanguageModel(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         activation: Activation = torch.relu,
-        positions: str = "learned",
+        positions: str | nn.Module = "learned",
     ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, context_length=context_length)
         require_sizes(num_layers=num_layers)
         if attention is None:
             attention = ScaledDotProductAttention(dropout, causal=True)
-        options = (dropout, norm_first, activation)
+        if isinstance(positions, str) and positions in ROTARY:
+            positions = ROTARY[positions](embed_dim // num_heads)
+        rotary = positions if isinstance(positions, nn.Module) else None
+        options = (dropout, norm_first, activation, rotary)
         self.blocks = nn.ModuleList(
             TransformerBlock(embed_dim, num_heads, d_ff, copy.deepcopy(attention), *options)
             for _ in range(num_layers)
@@ -197,16 +214,26 @@ class LanguageModel(nn.Module):
         self.norm = LayerNorm(embed_dim) if norm_first else nn.Identity()
         # Tokens and positions start with length 1, so that neither drowns the other.
         nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
+        if rotary is not None:
+            self.positions = rotary
+        else:
+            self.add_positions(positions, embed_dim)
+
+    def add_positions(self, positions: str, embed_dim: int) -> None:
+        """Makes the table that is added to the tokens, learned or of sinusoids."""
         if positions == "learned":
-            start = torch.randn(context_length, embed_dim) * embed_dim**-0.5
+            start = torch.randn(self.context_length, embed_dim) * embed_dim**-0.5
             self.positions = nn.Parameter(start)
         elif positions == "sinusoidal":
-            table = sinusoidal_positions(context_length, embed_dim)
+            table = sinusoidal_positions(self.context_length, embed_dim)
             table = table * (embed_dim / 2) ** -0.5
             self.register_buffer("positions", table, persistent=False)
         else:
-            wanted = "'learned' or 'sinusoidal'"
-            raise ValueError(f"positions: expected {wanted}, got {positions!r}")
+            wanted = ", ".join(map(repr, ("learned", "sinusoidal", *ROTARY)))
+            raise ValueError(
+                f"positions: expected one of {wanted}, or a module that turns, "
+                f"got {positions!r}"
+            )
 
     def forward(
         self,
@@ -236,19 +263,22 @@ class LanguageModel(nn.Module):
                 that is full or holds other sequences; a padding below 0.
         """
         require_ids(ids, self.context_length)
-        start = 0
+        start, mask = 0, None
         if cache is not None:
             start = require_caches(cache, len(self.blocks), ids, self.context_length)
-        end, mask = start + ids.shape[-1], None
-        positions = self.positions[start:end]
+        end = start + ids.shape[-1]
+        places, turned = slice(start, end), start
         if padding is not None:
             places, mask = padded_places(require_padding(padding, ids), start, end)
-            positions = self.positions[places]
-        x = F.dropout(self.token_embedding(ids) + positions, self.dropout, self.training)
+            turned = places
+        x = self.token_embedding(ids)
+        if isinstance(self.positions, Tensor):  # otherwise the blocks turn
+            x, turned = x + self.positions[places], None
+        x = F.dropout(x, self.dropout, self.training)
         per_block = []
         caches = [None] * len(self.blocks) if cache is None else cache
         for block, held in zip(self.blocks, caches, strict=True):
-            x = block(x, mask, return_weights, held)
+            x = block(x, mask, return_weights, held, turned)
             if return_weights:
                 x, weights = x
                 per_block.append(weights)

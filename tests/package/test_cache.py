@@ -14,6 +14,7 @@ from attnlib import (
     LanguageModel,
     LearnedBiasAttention,
     MultiHeadAttention,
+    RotaryPositions,
     ScaledDotProductAttention,
     TransformerBlock,
 )
@@ -382,6 +383,13 @@ def test_a_block(norm_first):
     torch.testing.assert_close(weights[0], all_weights[0][:, 3:], rtol=0, atol=1e-12)
 
 
+def test_keys_of_their_own_beside_rotary_are_refused():
+    layer = MultiHeadAttention(16, 2, HEADS["fused"], rotary=RotaryPositions(8))
+    x, other = torch.randn(2, 1, 4, 16)
+    with pytest.raises(ValueError, match="key: expected None beside rotary and a cache"):
+        layer(x, other, cache=KVCache(9))
+
+
 def test_under_autocast_the_cache_has_its_dtype():
     model, ids = small_model().float(), torch.arange(6)
     held = caches(model)
@@ -396,7 +404,14 @@ def test_under_autocast_the_cache_has_its_dtype():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"positions": "sinusoidal"}, {"norm_first": False}, {"heads": "flash"}]
+    "options",
+    [
+        {},
+        {"positions": "sinusoidal"},
+        {"positions": "rotary"},
+        {"norm_first": False},
+        {"heads": "flash"},
+    ],
 )
 def test_logits_in_pieces(options):
     options = dict(options)
@@ -413,8 +428,9 @@ def test_logits_in_pieces(options):
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}])
 @pytest.mark.parametrize("padding", [None, [0, 2, 4]])
-def test_the_same_text_token_for_token(options, padding):
-    model = small_model()
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_the_same_text_token_for_token(options, padding, positions):
+    model = small_model(positions=positions)
     for shape in ((3, 5), (5,)):
         if padding and len(shape) == 1:
             continue
@@ -428,8 +444,9 @@ def test_the_same_text_token_for_token(options, padding):
 
 
 @pytest.mark.parametrize("cache", [False, True])
-def test_padded_sequences_are_written_as_if_alone(cache):
-    model, padding = small_model(), torch.tensor([3, 0, 1])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_padded_sequences_are_written_as_if_alone(cache, positions):
+    model, padding = small_model(positions=positions), torch.tensor([3, 0, 1])
     start = torch.randint(11, (3, 6))
     texts = model.generate(start, 15, temperature=0.0, cache=cache, padding=padding)
     changed = start.clone()
