@@ -35,7 +35,6 @@ GPU_HINT = """\
 > capability 7.5 on. The free T4 has 7.5: no bfloat16, and no tensor cores for Triton. An
 > A100 or an L4 has both. Without a GPU they are interpreted, and print the same."""
 # An output of a notebook has no place for a text that is read in place of the picture.
-IN_WORDS = "<details>\n<summary>The figure in words</summary>\n\n{}\n\n</details>"
 LICENSE = "Code: MIT. Text and figures: CC BY 4.0."
 
 
@@ -74,14 +73,7 @@ def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[Noteb
         made.source = re.sub(r"\A# (?!@)", "# @title ", source)
     if not SOLUTION.match(source):
         made.outputs, made.execution_count = cell.outputs, cell.execution_count
-    shown = cell.metadata.get("mystnb", {})
-    if "figure" not in shown:
-        return [made]
-    name, caption = shown["figure"]["name"], shown["figure"]["caption"]
-    number = plain.places["numref", name]["text"]
-    caption = plain.markdown(caption, chapter.name, chapter.where(cell))
-    text = f"**{number}.** {caption}\n\n{IN_WORDS.format(shown['image']['alt'])}"
-    return [made, new_markdown_cell(text, id=name)]
+    return plain.captioned(made, chapter, cell)
 
 
 def folded() -> dict[str, object]:

@@ -10,7 +10,10 @@ import json
 import re
 from pathlib import Path
 
-from bookkit.chapters import BookError
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
+
+from bookkit.chapters import BookError, Chapter
 from bookkit.grammar import EQUATION, LABEL
 
 COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
@@ -23,6 +26,9 @@ LEFT = re.compile(  # what is not turned: directives, targets, comments, notes, 
     r"|\{[a-z:-]+\}`|\$\$[ \t]*\(|<!--|\[\^|!\[",
     re.MULTILINE,
 )
+
+
+IN_WORDS = "<details>\n<summary>The figure in words</summary>\n\n{}\n\n</details>"
 
 
 class Plain:
@@ -69,6 +75,19 @@ class Plain:
     def code(self, source: str) -> str:
         """Code whose comments and docstrings name equations by number."""
         return re.sub(rf"\b{LABEL}", lambda match: self.number(match[0]), source)
+
+    def captioned(
+        self, made: NotebookNode, chapter: Chapter, cell: NotebookNode
+    ) -> list[NotebookNode]:
+        """What a code cell became, with the caption of its figure if it shows one."""
+        shown = cell.metadata.get("mystnb", {})
+        if "figure" not in shown:
+            return [made]
+        name, caption = shown["figure"]["name"], shown["figure"]["caption"]
+        number = self.places["numref", name]["text"]
+        caption = self.markdown(caption, chapter.name, chapter.where(cell))
+        text = f"**{number}.** {caption}\n\n{IN_WORDS.format(shown['image']['alt'])}"
+        return [made, new_markdown_cell(text, id=name)]
 
     def number(self, label: str) -> str:
         return self.places["eq", label]["text"]

@@ -16,7 +16,6 @@ from editions.plain import Plain
 from editions.reflow import Shown, source_of
 
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
-IN_WORDS = "<details>\n<summary>The figure in words</summary>\n\n{}\n\n</details>"
 SETUP = """\
 # Setup of the workbook: run this cell first. `workbook.check()` then runs the checks of
 # this chapter on what you wrote, and `workbook.hint("…")` gives a hint.
@@ -110,11 +109,4 @@ def story_cells(
     source = plain.code(cell.source) if plain else cell.source
     made = new_code_cell(source, id=cell.id, metadata=FOLDED if closed else {})
     made.outputs, made.execution_count = cell.outputs, cell.execution_count
-    figure = cell.metadata.get("mystnb", {})
-    if not plain or "figure" not in figure:
-        return [made]
-    name, caption = figure["figure"]["name"], figure["figure"]["caption"]
-    number = plain.places["numref", name]["text"]
-    caption = plain.markdown(caption, chapter.name, chapter.where(cell))
-    text = f"**{number}.** {caption}\n\n{IN_WORDS.format(figure['image']['alt'])}"
-    return [made, new_markdown_cell(text, id=name)]
+    return plain.captioned(made, chapter, cell) if plain else [made]

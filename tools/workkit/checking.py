@@ -42,15 +42,25 @@ class Workbook:
         write_whole(self.state_file, json.dumps(self.state, indent=1))
 
     def blank(self, name: str) -> tuple[str, dict, dict]:
-        """A blank by its whole name or its last part: name, chapter, itself."""
-        for known in self.data.values():
-            for full, blank in known["blanks"].items():
-                if name in (full, blank["symbol"]):
-                    return full, known, blank
+        """A blank by its whole name, or its last part: name, chapter, itself."""
         every = [
+            (n, known, b)
+            for known in self.data.values()
+            for n, b in known["blanks"].items()
+        ]
+        found = [one for one in every if name in (one[0], one[2]["symbol"])]
+        if len(found) == 1:
+            return found[0]
+        told = "say which" if found else "not in this workbook; there are"
+        raise SystemExit(f"{name}: {told}: {', '.join(n for n, _, _ in found or every)}")
+
+    def called(self, name: str) -> str:
+        """The last part of a name where no other definition has it, else all of it."""
+        last = [
             b["symbol"] for known in self.data.values() for b in known["blanks"].values()
         ]
-        raise SystemExit(f"{name}: not in this workbook; there are: {', '.join(every)}")
+        symbol = name.rpartition(".")[2]
+        return symbol if last.count(symbol) == 1 else name
 
     def state_of(self, name: str) -> str:
         if name in self.store.answers:

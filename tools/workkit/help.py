@@ -22,7 +22,9 @@ def hint(book: Workbook, word: str) -> str:
     count = book.state["hints"].get(name, 0)
     if count >= len(blank["hints"]):
         last = "Those were the hints. "
-        return f"{last}{blank['hints'][-1]}\nOur answer: check.py answer {blank['symbol']}"
+        return (
+            f"{last}{blank['hints'][-1]}\nOur answer: check.py answer {book.called(name)}"
+        )
     book.state["hints"][name] = count + 1
     book.save()
     return f"Hint {count + 1} of {len(blank['hints'])}: {blank['hints'][count]}"

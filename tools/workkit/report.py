@@ -24,7 +24,7 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
         lines.append(f"{SIGNS[found['state']]} {blank['symbol']}{summary(known, found)}")
         if found["state"] == "failed":
             lines += [f"    {line}" for line in detail(known, found)]
-            lines.append(f"    Stuck? python check.py hint {blank['symbol']}")
+            lines.append(f"    Stuck? python check.py hint {book.called(name)}")
     for number, note in result["exercises"].items():
         sign = {"passed": "✓", "failed": "✗"}.get(note["kind"], "·")
         title = next(e["title"] for e in known["exercises"] if e["number"] == number)
