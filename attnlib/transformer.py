@@ -7,6 +7,7 @@ cache" (book/17_cache.ipynb).
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -263,20 +264,22 @@ class LanguageModel(nn.Module):
                 that is full or holds other sequences; a padding below 0.
         """
         require_ids(ids, self.context_length)
-        start, mask = 0, None
+        start, mask, caches = 0, None, [None] * len(self.blocks)
         if cache is not None:
             start = require_caches(cache, len(self.blocks), ids, self.context_length)
+            caches = cache
         end = start + ids.shape[-1]
         places, turned = slice(start, end), start
         if padding is not None:
             places, mask = padded_places(require_padding(padding, ids), start, end)
             turned = places
-        x = self.token_embedding(ids)
         if isinstance(self.positions, Tensor):  # otherwise the blocks turn
-            x, turned = x + self.positions[places], None
+            turned = None
+        x = self.token_embedding(ids)
+        if turned is None:
+            x = x + self.positions[places]
         x = F.dropout(x, self.dropout, self.training)
         per_block = []
-        caches = [None] * len(self.blocks) if cache is None else cache
         for block, held in zip(self.blocks, caches, strict=True):
             x = block(x, mask, return_weights, held, turned)
             if return_weights:
@@ -330,13 +333,22 @@ class LanguageModel(nn.Module):
         if cache is not False:
             require_room(cache, len(self.blocks), ids, read, self.context_length)
         for _ in range(length):
-            cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
-            known = cut if cache is False else len(cache[0])
-            front = None if padding is None else (padding - cut).clamp(min=0)
-            logits = self(ids[..., known:], cache=cache or None, padding=front)[..., -1, :]
+            logits = self.last_logits(ids, cache, padding)
             chosen = sample(logits, temperature, top_k, generator)
             ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
         return ids
+
+    def last_logits(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        cache: Sequence[CacheLike] | Literal[False],
+        padding: Int[Tensor, " batch"] | None,
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits after the last token, from the tokens that a cache does not hold."""
+        cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
+        known = cut if cache is False else len(cache[0])
+        front = None if padding is None else (padding - cut).clamp(min=0)
+        return self(ids[..., known:], cache=cache or None, padding=front)[..., -1, :]
 
 
 def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:
