@@ -278,7 +278,8 @@ def test_the_package_is_installed_and_tested(folder, ours, request):
     for path in (folder / "tests").glob("test_*.py"):
         if path.name != "test_multi_head.py":
             path.unlink()
-    assert "55 are missing" in check(folder, "milestone", "final").stdout
+    missing = f"{len(read_blanks(ROOT))} are missing"
+    assert missing in check(folder, "milestone", "final").stdout
     state = {"passed": dict.fromkeys(read_blanks(ROOT), True)}
     (folder / "yours" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
     done = check(folder, "milestone", "final")
