@@ -6,6 +6,7 @@ below are sorted by chapter.
 
 from attnlib import backprop, testing
 from attnlib.base import BaseAttention
+from attnlib.cache import KVCache
 from attnlib.causal_attention import CausalAttention
 from attnlib.checks import refuse_bad_inputs
 from attnlib.distance_bias import LearnedBiasAttention
@@ -26,6 +27,7 @@ from attnlib.online_softmax import (
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
+from attnlib.rotary import RotaryPositions, rotate
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
 from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
@@ -75,6 +77,11 @@ __all__ = [
     "flash_attention",
     # Chapter 15: flash attention on a GPU
     "flash_attention_triton",
+    # Chapter 16: rotary positions
+    "RotaryPositions",
+    "rotate",
+    # Chapter 17: a cache
+    "KVCache",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -4,7 +4,9 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
+from collections.abc import Callable, Collection, Sequence
 from numbers import Real
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -232,6 +234,146 @@ def refuse_bad_block(scores: Tensor, value: Tensor) -> None:
         raise ValueError(f"value: expected {scores.shape[-1]} keys as scores, {got}")
 
 
+def refuse_bad_positions(
+    positions: Tensor | int | None, x: Tensor, rotary: bool = True
+) -> None:
+    """Refuses positions that do not fit the tokens, before any arithmetic.
+
+    Args:
+        positions: expected an integer, integers (tokens,), or one dimension fewer than x
+            and broadcasting to x.shape[:-1]; `None` is left to the caller.
+        x: tokens (..., tokens, features).
+        rotary: whether anything uses positions.
+
+    Raises:
+        TypeError: neither an integer nor a tensor of int64 or int32.
+        ValueError: a shape that does not fit, another device, or nothing uses positions.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if positions is None:
+        return
+    if not rotary:
+        raise ValueError(
+            "positions: expected None, since nothing here turns by positions; give rotary "
+            "to the constructor"
+        )
+    if isinstance(positions, int | torch.SymInt) and not isinstance(positions, bool):
+        return
+    integers = (torch.int64, torch.int32)
+    if not isinstance(positions, Tensor) or positions.dtype not in integers:
+        got = positions.dtype if isinstance(positions, Tensor) else repr(positions)
+        raise TypeError(
+            f"positions: expected a tensor of int64 or int32, or one integer, got {got}"
+        )
+    shape, full = tuple(positions.shape), tuple(x.shape[:-1])
+    fits = len(shape) == len(full) and broadcasts(shape, full) and shape[-1] == full[-1]
+    if not fits and shape != full[-1:]:
+        raise ValueError(
+            f"positions: expected shape {full[-1:]}, or {len(full)} dimensions that "
+            f"broadcast to {full}, got {shape}"
+        )
+    if positions.device != x.device:
+        raise ValueError(f"positions: expected device {x.device}, got {positions.device}")
+
+
+def refuse_bad_rotation(x: Tensor, width: int | None = None) -> None:
+    """Refuses what can't be turned in pairs of features.
+
+    Args:
+        x: expected (..., tokens, width), floating point, of an even width.
+        width: the features that the frequencies were made for; `None` means any.
+
+    Raises:
+        TypeError: not a floating-point tensor, or a nested one.
+        ValueError: fewer than 2 dimensions, an odd width, or another one.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x: expected a floating-point tensor, got {got}")
+    refuse_nested("x", x)
+    got = f"got shape {tuple(x.shape)}"
+    if x.dim() < 2:
+        raise ValueError(f"x: expected at least 2 dimensions (tokens, features), {got}")
+    if x.shape[-1] % 2 or not x.shape[-1]:
+        raise ValueError(f"x: expected an even number of features, in pairs, {got}")
+    if width is not None and x.shape[-1] != width:
+        raise ValueError(f"x: expected {width} features, {got}")
+
+
+def require_rotary(rotary: Callable[..., Tensor] | None) -> Callable[..., Tensor] | None:
+    """Returns `rotary` if it is `None` or an object that can be called.
+
+    Args:
+        rotary: what turns queries and keys.
+
+    Raises:
+        TypeError: it is anything else.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if rotary is not None and (isinstance(rotary, type) or not callable(rotary)):
+        raise TypeError(
+            "rotary: expected an object to call, such as RotaryPositions(d_k), "
+            f"got {rotary!r}"
+        )
+    return rotary
+
+
+def refuse_bad_scaling(
+    scaling: str | None, known: Collection[str], factor: float, length: int | None
+) -> None:
+    """Refuses a rule for longer texts that is unknown or lacks a number.
+
+    Args:
+        scaling: expected `None` or one of known.
+        known: the names of the rules.
+        factor: how many times as long the texts become, expected at least 1, and 1 without
+            a rule.
+        length: tokens that the model was trained on, which "yarn" and "llama3" need.
+
+    Raises:
+        ValueError: one of these is not so.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if scaling is not None and scaling not in known:
+        wanted = ", ".join(map(repr, known))
+        raise ValueError(f"scaling: expected None or one of {wanted}, got {scaling!r}")
+    if not factor >= 1 or (scaling is None and factor != 1):
+        expected = "at least 1" if scaling else "1, as there is no scaling"
+        raise ValueError(f"factor: expected {expected}, got {factor}")
+    if scaling in ("yarn", "llama3") and (length is None or length < 1):
+        raise ValueError(
+            f"original_length: expected the tokens of a text in training, for {scaling!r}, "
+            f"got {length}"
+        )
+
+
+def require_turning(d_k: int, base: float, turns: tuple[float, float] | None = None) -> int:
+    """Returns `d_k` if its features can be turned in pairs at speeds that fall.
+
+    Args:
+        d_k: features of a head, expected even and at least 2.
+        base: what the speeds are powers of, expected above 1.
+        turns: expected `None`, or two positive numbers that rise.
+
+    Raises:
+        ValueError: one of these is not so.
+
+    Source: chapter 16; the contract, appendix A.
+    """
+    if d_k < 2 or d_k % 2:
+        raise ValueError(f"d_k: expected an even number of features, got {d_k}")
+    if not base > 1:
+        raise ValueError(f"base: expected above 1, got {base}")
+    if turns is not None and not 0 < turns[0] < turns[1]:
+        raise ValueError(f"turns: expected two positive numbers that rise, got {turns}")
+    return d_k
+
+
 def require_probability(name: str, value: float) -> float:
     """Returns `value` if it is a probability.
 
@@ -326,6 +468,200 @@ def require_ids(ids: Tensor, context_length: int) -> None:
             f"ids: expected at most context_length = {context_length} tokens in "
             f"the last dimension, got shape {tuple(ids.shape)}"
         )
+
+
+@runtime_checkable
+class CacheLike(Protocol):
+    """What attention asks of a cache; `attnlib.testing.check_cache` tests the rest.
+
+    Attributes:
+        capacity: the most tokens that it holds.
+
+    Source: the contract, appendix A.
+    """
+
+    capacity: int
+
+    def __len__(self) -> int:
+        """Number of tokens held."""
+        ...
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds keys (..., N, d_k) and values (..., N, d_v); returns all that it holds."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens."""
+        ...
+
+
+def require_count(name: str, value: int, least: int = 1, most: int | None = None) -> int:
+    """Returns `value` if it is a whole number in its range.
+
+    Args:
+        name: the argument's name, for the message.
+        value: expected a Python integer.
+        least, most: the smallest and the largest that is allowed.
+
+    Raises:
+        TypeError: `value` is no integer, or a truth value, which Python takes for 0 or 1.
+        ValueError: `value` lies outside of its range.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if value < least or (most is not None and value > most):
+        wanted = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name}: expected {wanted}, got {value}")
+    return value
+
+
+def refuse_bad_append(
+    key: Tensor, value: Tensor, held: tuple[Tensor, Tensor] | None, room: int
+) -> None:
+    """Refuses keys and values that do not continue what a cache holds.
+
+    Args:
+        key: expected (..., N, d_k), floating point.
+        value: expected (..., N, d_v), likewise, leading dimensions of key.
+        held: keys and values in the cache; `None` if it has none yet.
+        room: how many tokens more it can hold.
+
+    Raises:
+        TypeError: not floating point, or another dtype.
+        ValueError: another shape or device, no room, or a gradient that would be lost.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    for name, tensor in (("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+        refuse_nested(name, tensor)
+        if tensor.dim() < 2:
+            wanted = "at least 2 dimensions (tokens, features)"
+            raise ValueError(f"{name}: expected {wanted}, got shape {tuple(tensor.shape)}")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name}: expected no gradient, since a cache is written in place; call "
+                "the model within torch.no_grad()"
+            )
+    keys, values = held or (key, key)  # at first, value has to fit to key
+    for name, tensor, like in (("key", key, keys), ("value", value, values)):
+        beside = "the cache" if held else "key"
+        got = f"got shape {tuple(tensor.shape)}"
+        if tensor.dtype != like.dtype:
+            raise TypeError(
+                f"{name}: expected {like.dtype} as {beside}, got {tensor.dtype}"
+            )
+        if tensor.device != like.device:
+            wanted = f"device {like.device} as {beside}"
+            raise ValueError(f"{name}: expected {wanted}, got {tensor.device}")
+        if tensor.shape[:-2] != like.shape[:-2]:
+            wanted = f"leading dimensions {tuple(like.shape[:-2])} as {beside}"
+            raise ValueError(f"{name}: expected {wanted}, {got}")
+        if held and tensor.shape[-1] != like.shape[-1]:
+            wanted = f"{like.shape[-1]} features as the cache"
+            raise ValueError(f"{name}: expected {wanted}, {got}")
+    if value.shape[-2] != key.shape[-2]:
+        wanted = f"{key.shape[-2]} tokens as key"
+        raise ValueError(f"value: expected {wanted}, got shape {tuple(value.shape)}")
+    if key.shape[-2] > room:
+        wanted = f"at most {room} more tokens, since the cache is full then"
+        raise ValueError(f"key: expected {wanted}, got {key.shape[-2]}")
+
+
+def require_caches(
+    cache: Sequence[CacheLike], blocks: int, ids: Tensor, context_length: int
+) -> int:
+    """Returns how many tokens the caches of a model hold, if these tokens may follow.
+
+    Args:
+        cache: expected one cache for each block, of the same length.
+        blocks: number of blocks.
+        ids: the tokens to come, (..., n).
+        context_length: the most tokens that the model can see.
+
+    Raises:
+        TypeError: not a list of caches.
+        ValueError: another number of them, of different lengths, or no room in them.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    listed = isinstance(cache, Sequence) and all(isinstance(c, CacheLike) for c in cache)
+    if not listed:
+        raise TypeError(f"cache: expected a list of caches, one a block, got {cache!r}")
+    if len(cache) != blocks:
+        raise ValueError(f"cache: expected {blocks}, one for each block, got {len(cache)}")
+    lengths = [len(c) for c in cache]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"cache: expected the same tokens in each, got lengths {lengths}")
+    most = min(context_length, *(c.capacity for c in cache))
+    if lengths[0] + ids.shape[-1] > most:
+        raise ValueError(
+            f"ids: expected at most {most - lengths[0]} tokens after the {lengths[0]} in "
+            f"the cache, which with context_length has room for {most}, got {ids.shape[-1]}"
+        )
+    return lengths[0]
+
+
+def require_room(
+    cache: Sequence[CacheLike], blocks: int, ids: Tensor, read: int, context_length: int
+) -> None:
+    """Refuses caches in which a text can't be continued to its end, before it is begun.
+
+    Args:
+        cache, blocks, context_length: as for `require_caches`.
+        ids: the start of the text, with what the caches hold.
+        read: how many tokens of the text the model will have read at the end.
+
+    Raises:
+        TypeError, ValueError: see `require_caches`; or the caches hold more than ids, or
+            the text is too long.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    held = require_caches(cache, blocks, ids[..., :0], context_length)
+    if held >= ids.shape[-1]:
+        wanted = f"more than the {held} tokens in the cache, which begin it"
+        raise ValueError(f"ids: expected {wanted}, got shape {tuple(ids.shape)}")
+    most = min(context_length, *(c.capacity for c in cache))
+    if read > most:
+        raise ValueError(
+            f"length: expected at most {most + 1 - ids.shape[-1]} with a cache, as the "
+            f"model or its cache has room for {most} tokens and ids has {ids.shape[-1]}, "
+            f"got {read + 1 - ids.shape[-1]}"
+        )
+
+
+def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0) -> Tensor:
+    """Returns how many columns at the front of each sequence hold no token.
+
+    Args:
+        padding: expected (batch,), integers.
+        ids: the sequences, (batch, n).
+        least: how many tokens each must have in these columns.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: another number of sequences, below 0, or too few tokens left.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    padding = torch.as_tensor(padding, device=ids.device)
+    if padding.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"padding: expected whole numbers, got {padding.tolist()}")
+    if ids.dim() != 2 or padding.shape != ids.shape[:1]:
+        raise ValueError(
+            "padding: expected one number for each sequence of ids (batch, tokens), got "
+            f"shape {tuple(padding.shape)} for ids of shape {tuple(ids.shape)}"
+        )
+    most = ids.shape[-1] - least
+    if (padding < 0).any() or (least and (padding > most).any()):
+        wanted = f"numbers between 0 and {most}" if least else "numbers of at least 0"
+        raise ValueError(f"padding: expected {wanted}, got {padding.tolist()}")
+    return padding
 
 
 def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -5,14 +5,20 @@ Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention, apply_attention
-from attnlib.checks import refuse_ambiguous_mask, refuse_bad_tokens
+from attnlib.checks import (
+    CacheLike,
+    refuse_ambiguous_mask,
+    refuse_bad_positions,
+    refuse_bad_tokens,
+    require_rotary,
+)
 from attnlib.masks import Mask
 from attnlib.projection import Projection
 from attnlib.scaled_dot_product import ScaledDotProductAttention
@@ -40,6 +46,8 @@ def merge_heads(
 
 # What makes the heads: a class, one attention for all, or one for each.
 AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
+# What turns heads (..., tokens, d_k) by the positions of their tokens, see chapter 16.
+Rotary = Callable[..., Tensor]
 
 
 def make_heads(
@@ -110,6 +118,31 @@ def attend_each(
     return torch.cat(outputs, dim=-3), per_head if formed else None
 
 
+def turn_heads(
+    rotary: Rotary,
+    q: Float[Tensor, "*batch heads queries d_k"],
+    k: Float[Tensor, "*batch heads keys d_k"],
+    positions: Int[Tensor, "..."] | int | None,
+    own_keys: bool,
+    held: int | None,
+) -> tuple[
+    Float[Tensor, "*batch heads queries d_k"], Float[Tensor, "*batch heads keys d_k"]
+]:
+    """Queries and keys, turned by their positions; see `MultiHeadAttention.forward`.
+
+    Source: chapter 16, eq-rotary-score.
+    """
+    if held is not None:  # by a cache
+        if not own_keys:
+            raise ValueError("key: expected None beside rotary and a cache")
+        positions = held if positions is None else positions
+    if positions is None:
+        return rotary(q, k.shape[-2] - q.shape[-2]), rotary(k, 0)
+    if isinstance(positions, Tensor) and positions.dim() > 1:
+        positions = positions.unsqueeze(-2)  # the same for all heads
+    return rotary(q, positions), rotary(k, positions if own_keys else 0)
+
+
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
@@ -118,13 +151,16 @@ class MultiHeadAttention(nn.Module):
         num_heads: number of heads h; each has embed_dim / num_heads features.
         attention: what a head is, see `make_heads`; `None` means the scaled dot product.
         bias: whether the four projections have a bias.
+        rotary: what turns queries and keys by their positions, such as `RotaryPositions`
+            of chapter 16, called as rotary(x, positions); `None` means that nothing does.
 
     Attributes:
         q_proj, k_proj, v_proj, out_proj: `Projection(embed_dim, embed_dim)` layers.
         attention: one `BaseAttention`, or an `nn.ModuleList` with one for each head.
+        rotary: as given.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes.
+        TypeError: attention is not what `make_heads` takes, or rotary can't be called.
         ValueError: embed_dim is not divisible by num_heads, or a wrong number of heads.
 
     Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2.
@@ -136,6 +172,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         attention: AttentionLike | None = None,
         bias: bool = True,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
@@ -149,6 +186,7 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = Projection(embed_dim, embed_dim, bias)
         self.out_proj = Projection(embed_dim, embed_dim, bias)
         self.attention = make_heads(attention, num_heads)
+        self.rotary = require_rotary(rotary)
 
     def extra_repr(self) -> str:
         """What `print` shows besides the projections and the heads."""
@@ -161,6 +199,8 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "*batch keys embed_dim"] | None = None,
         mask: Mask | None = None,
         need_weights: bool = True,
+        cache: CacheLike | None = None,
+        positions: Int[Tensor, "..."] | int | None = None,
     ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
         """Attends from N queries to M keys, with every head.
 
@@ -172,6 +212,12 @@ class MultiHeadAttention(nn.Module):
                 with a batch; boolean, True = may attend, or floating, added to the scores.
             need_weights: whether to return the weights; without, heads such as the scaled
                 dot product do not form them, and are faster.
+            cache: a `KVCache` that holds the keys and values of the tokens before these,
+                and gets theirs; M then counts all that it holds. The heads must be causal,
+                or the mask must be.
+            positions: for rotary only: where the queries stand, integers (N,) or
+                (..., N), or the first of N in a row. In self-attention the keys stand
+                there, too, otherwise at 0 to M - 1. `None` means the last N of M places.
 
         Returns:
             Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
@@ -180,7 +226,9 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: a tensor of the wrong or a mixed dtype.
-            ValueError: wrong shapes, or a mask of neither 2 nor 4 dimensions.
+            ValueError: wrong shapes, a mask of neither 2 nor 4 dimensions, a cache that is
+                full or holds other sequences, positions without rotary, or rotary with a
+                cache and keys of their own.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -190,6 +238,12 @@ class MultiHeadAttention(nn.Module):
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.num_heads)
         v = split_heads(self.v_proj(value), self.num_heads)
+        if self.rotary is not None or positions is not None:
+            refuse_bad_positions(positions, query, rotary=self.rotary is not None)
+            held = None if cache is None else len(cache)
+            q, k = turn_heads(self.rotary, q, k, positions, key is query, held)
+        if cache is not None:
+            k, v = cache.append(k, v)
         if isinstance(self.attention, BaseAttention):
             output, weights = apply_attention(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))

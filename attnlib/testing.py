@@ -1,5 +1,5 @@
 # Made from book/A_contract.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""The conformance suite: does a class keep the contract of `BaseAttention`?
+"""The conformance suites: does a class keep the contract of an attention, or of a cache?
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnlib.base import BaseAttention
+from attnlib.checks import CacheLike
 
 
 def random_inputs(
@@ -255,3 +256,178 @@ def check_attention(
     for dimensions in leading:
         for clause in clauses:
             clause(factory().double().eval(), dimensions)
+
+
+def random_pieces(
+    leading: tuple[int, ...], sizes: tuple[int, ...], seed: int = 0
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys (..., size, 8) and values (..., size, 5) in float64, for pieces of these sizes.
+
+    Source: the contract, appendix A.
+    """
+    _, key, value = random_inputs(leading, keys=sum(sizes), seed=seed)
+    pieces = zip(key.split(sizes, dim=-2), value.split(sizes, dim=-2), strict=True)
+    return [(k.clone(), v.clone()) for k, v in pieces]
+
+
+def assert_holds(
+    cache: CacheLike,
+    returned: tuple[Tensor, Tensor],
+    pieces: list[tuple[Tensor, Tensor]],
+    when: str,
+) -> None:
+    """What was returned is these pieces, to the bit, and `len` counts them.
+
+    Source: the contract, appendix A.
+    """
+    for name, found, parts in zip(
+        ("keys", "values"), returned, zip(*pieces, strict=True), strict=True
+    ):
+        expected = torch.cat(parts, dim=-2)
+        shapes = f"{tuple(found.shape)}, not {tuple(expected.shape)}"
+        assert found.shape == expected.shape, f"{when}, the {name} have shape {shapes}"
+        assert found.dtype == expected.dtype, f"{when}, the {name} have dtype {found.dtype}"
+        assert torch.equal(found, expected), f"{when}, the {name} are not what was appended"
+    tokens = sum(key.shape[-2] for key, _ in pieces)
+    assert len(cache) == tokens, f"{when}, len is {len(cache)}, not {tokens}"
+
+
+def check_order(
+    factory: Callable[[int], CacheLike],
+    leading: tuple[int, ...],
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """All pieces come back, in order, in their dtype, up to the capacity itself."""
+    pieces = [
+        (k.to(dtype), v.to(dtype)) for k, v in random_pieces(leading, (4, 1, 0, 2, 1))
+    ]
+    copies = [(k.clone(), v.clone()) for k, v in pieces]
+    cache, other = factory(8), factory(8)
+    assert len(cache) == 0, f"a new cache has len {len(cache)}"
+    assert cache.capacity == 8, f"capacity is {cache.capacity}, not 8"
+    returned = []
+    for number, piece in enumerate(pieces):
+        returned.append(cache.append(*piece))
+        assert_holds(cache, returned[-1], copies[: number + 1], f"after piece {number}")
+        for x, copy in zip(piece, copies[number], strict=True):
+            assert torch.equal(x, copy), "append wrote to its inputs"
+    last = tuple(x[..., :0, :].clone() for x in pieces[0])
+    for x in (x for piece in pieces for x in piece):
+        x.fill_(7.0)  # what the caller does with its own is not the cache's business
+    when = "after the inputs were changed from outside"
+    assert_holds(cache, cache.append(*last), copies, when)
+    for number, (keys, values) in enumerate(returned):
+        when = f"after later appends, what append {number} returned"
+        expected = [torch.cat(x, dim=-2) for x in zip(*copies[: number + 1], strict=True)]
+        same = torch.equal(keys, expected[0]) and torch.equal(values, expected[1])
+        assert same, f"{when} has changed"
+    assert len(other) == 0, "a cache shares what it holds with another one"
+
+
+def check_truncate(factory: Callable[[int], CacheLike], leading: tuple[int, ...]) -> None:
+    """Truncated, a cache goes on as if the rest had never been there; at 0, as if new."""
+    first, second, third = random_pieces(leading, (3, 3, 2))
+    cache = factory(6)
+    cache.append(*first)
+    cache.append(*second)
+    cache.truncate(6)
+    assert len(cache) == 6, "truncate to the length that it has changed it"
+    cache.truncate(4)
+    assert len(cache) == 4, f"after truncate(4), len is {len(cache)}"
+    kept = tuple(x[..., :1, :] for x in second)
+    returned = cache.append(*third)
+    assert_holds(cache, returned, [first, kept, third], "after truncate and append")
+    for length in (7, -1):
+        refused(lambda n=length: cache.truncate(n), ValueError, "length", f"{length}")
+    assert len(cache) == 6, "a truncate that was refused changed the length"
+    cache.truncate(0)
+    assert len(cache) == 0, "after truncate(0), something is left"
+    wider = random_pieces((*leading, 2), (6,), seed=1)
+    assert_holds(cache, cache.append(*wider[0]), wider, "after truncate(0)")
+
+
+def refused(
+    call: Callable[[], object], expected: type[Exception], name: str, what: str
+) -> None:
+    """The call raises this error, and its message begins with the argument's name.
+
+    Source: the contract, appendix A.
+    """
+    try:
+        call()
+    except expected as error:
+        message = str(error)
+        assert message.startswith(name), f"the error does not name {name}: {message}"
+    except Exception as error:
+        kind = f"{type(error).__name__}; expected {expected.__name__}"
+        raise AssertionError(f"{name}, {what}: raised {kind}") from error
+    else:
+        raise AssertionError(f"{name}, {what}: accepted; expected {expected.__name__}")
+
+
+def check_cache_refusals(
+    factory: Callable[[int], CacheLike], leading: tuple[int, ...]
+) -> None:
+    """Bad input, and a token too many, are refused by name, and leave the cache alone."""
+    for capacity, expected in (
+        (0, ValueError),
+        (-1, ValueError),
+        (2.5, TypeError),
+        (True, TypeError),
+    ):
+        refused(lambda c=capacity: factory(c), expected, "capacity", f"{capacity}")
+    (key, value), one = random_pieces(leading, (3, 1))
+    k, v = one
+    cases = {
+        "one token too many": (ValueError, "key", random_pieces(leading, (2,))[0]),
+        "another batch": (ValueError, "key", (k[None], v[None])),
+        "keys of another width": (ValueError, "key", (k[..., :7], v)),
+        "values of another width": (ValueError, "value", (k, v[..., :4])),
+        "more values than keys": (ValueError, "value", (k, value)),
+        "keys of another dtype": (TypeError, "key", (k.float(), v.float())),
+        "values of another dtype": (TypeError, "value", (k, v.float())),
+        "integers": (TypeError, "key", (k.long(), v)),
+        "another device": (ValueError, "key", (k.to("meta"), v.to("meta"))),
+    }
+    if leading:
+        half = tuple(x[:1].repeat(leading[0] + 1, *[1] * (x.dim() - 1)) for x in one)
+        cases["a sequence more"] = (ValueError, "key", half)
+    if len(leading) > 1:
+        cases["another number of heads"] = (ValueError, "key", (k[:, :1], v[:, :1]))
+    cache = factory(4)
+    cache.append(key, value)
+    for what, (expected, name, arguments) in cases.items():
+        refused(lambda a=arguments: cache.append(*a), expected, name, what)
+        assert len(cache) == 3, f"{what}: refused, but the length has changed"
+    returned = cache.append(*one)
+    assert_holds(cache, returned, [(key, value), one], "after refusals")
+    refused(lambda: cache.append(*one), ValueError, "key", "a full cache")
+    leaf = k.clone().requires_grad_()
+    new = factory(4)
+    refused(lambda: new.append(leaf, v), ValueError, "key", "a gradient that would be lost")
+
+
+def check_cache(
+    factory: Callable[[int], CacheLike],
+    leading: Iterable[tuple[int, ...]] = ((), (3,), (2, 4)),
+    dtypes: Iterable[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16),
+) -> None:
+    """Puts a cache through what attention relies on; see `KVCache`.
+
+    Args:
+        factory: called with a capacity, makes the cache to test: a class, or
+            `lambda capacity: MyCache(capacity, ...)`.
+        leading: the leading dimensions to try, usually (batch, heads).
+        dtypes: what to try besides float64.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Source: the contract, appendix A; chapter 17.
+    """
+    assert isinstance(factory(1), CacheLike), "the factory does not make a CacheLike"
+    for dimensions in leading:
+        for dtype in (torch.float64, *dtypes):
+            check_order(factory, dimensions, dtype)
+        check_truncate(factory, dimensions)
+        check_cache_refusals(factory, dimensions)

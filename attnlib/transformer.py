@@ -1,21 +1,33 @@
 # Made from book/09_transformer.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """The transformer: blocks of attention and feed-forward, and a language model of them.
 
-Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
+Derived in chapter 9, "The transformer" (book/09_transformer.ipynb), and in chapter 17, "A
+cache" (book/17_cache.ipynb).
 """
 
 import copy
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import require_causal, require_ids, require_probability, require_sizes
+from attnlib.checks import (
+    CacheLike,
+    require_caches,
+    require_causal,
+    require_ids,
+    require_padding,
+    require_probability,
+    require_room,
+    require_sizes,
+)
 from attnlib.feed_forward import Activation, FeedForwardNetwork
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
-from attnlib.multi_head import AttentionLike, MultiHeadAttention
+from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -36,13 +48,14 @@ class TransformerBlock(nn.Module):
             `None`: heads that you pass bring their own dropout, or have none.
         norm_first: whether the norms stand before the sub-layers or after the sums.
         activation: of the feed-forward network.
+        rotary: as for `MultiHeadAttention`.
 
     Attributes:
         attention, feed_forward: `MultiHeadAttention` and `FeedForwardNetwork`.
         norm_1, norm_2: `LayerNorm(embed_dim)`.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes.
+        TypeError: attention is not what `make_heads` takes, or rotary can't be called.
         ValueError: embed_dim not divisible by num_heads, or dropout outside [0, 1].
 
     Source: chapter 9, eq-pre-norm and eq-post-norm; Vaswani et al. (2017), section 3.1.
@@ -57,13 +70,14 @@ class TransformerBlock(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         activation: Activation = torch.relu,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         self.dropout = require_probability("dropout", dropout)
         if attention is None:
             attention = ScaledDotProductAttention(dropout)
         self.norm_1, self.norm_2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
-        self.attention = MultiHeadAttention(embed_dim, num_heads, attention)
+        self.attention = MultiHeadAttention(embed_dim, num_heads, attention, rotary=rotary)
         self.feed_forward = FeedForwardNetwork(embed_dim, d_ff, dropout, activation)
         self.norm_first = norm_first
 
@@ -72,6 +86,8 @@ class TransformerBlock(nn.Module):
         x: Float[Tensor, "*batch tokens embed_dim"],
         mask: Tensor | None = None,
         return_weights: bool = False,
+        cache: CacheLike | None = None,
+        positions: Int[Tensor, "..."] | int | None = None,
     ) -> (
         Float[Tensor, "*batch tokens embed_dim"]
         | tuple[Float[Tensor, "*batch tokens embed_dim"], list[Tensor | None] | None]
@@ -82,11 +98,15 @@ class TransformerBlock(nn.Module):
             x: tokens (..., n, embed_dim).
             mask: as for `MultiHeadAttention`: True = may attend, 2-D or 4-D.
             return_weights: whether to return (output, weights), weights as there.
+            cache: of the tokens before these, as there.
+            positions: for rotary only: where the tokens stand, as there; `None` means the
+                places after those in the cache, without one 0, 1, 2 and so on.
 
         Raises:
-            TypeError, ValueError: x or mask is not what the parts take.
+            TypeError, ValueError: x, mask, cache or positions is not what the parts take.
         """
         options = {"mask": mask, "need_weights": return_weights}
+        options |= {"cache": cache, "positions": positions}
         if self.norm_first:
             attended, weights = self.attention(self.norm_1(x), **options)
             y = x + self.drop(attended)
@@ -125,6 +145,11 @@ class TransformerBlock(nn.Module):
         return block.train(layer.training)
 
 
+# What makes positions that turn queries and keys, by name, from the features of a head.
+# Chapter 16 adds "rotary".
+ROTARY: dict[str, Callable[[int], Rotary]] = {}
+
+
 class LanguageModel(nn.Module):
     """A decoder-only transformer: logits of each token given the ones before it.
 
@@ -139,11 +164,14 @@ class LanguageModel(nn.Module):
         dropout: as for `TransformerBlock`, and of an entry of token plus position. It
             drops weights only if attention is `None`: heads that you pass bring their own
             dropout, or have none, as `FlashAttention(causal=True)`.
-        positions: "learned" or "sinusoidal".
+        positions: "learned" or "sinusoidal", which are added to the tokens, or "rotary",
+            or a module such as `RotaryPositions`, which turn queries and keys in every
+            block; see chapter 16.
 
     Attributes:
         token_embedding: `nn.Embedding`; its weight also makes the logits.
-        positions: what is added at each position, (context_length, embed_dim).
+        positions: what is added at each position, (context_length, embed_dim), or the
+            module that turns.
         blocks: the blocks, each a `TransformerBlock`.
         norm: `LayerNorm` after the last block if norm_first, otherwise the identity.
 
@@ -166,14 +194,17 @@ class LanguageModel(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         activation: Activation = torch.relu,
-        positions: str = "learned",
+        positions: str | nn.Module = "learned",
     ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, context_length=context_length)
         require_sizes(num_layers=num_layers)
         if attention is None:
             attention = ScaledDotProductAttention(dropout, causal=True)
-        options = (dropout, norm_first, activation)
+        if isinstance(positions, str) and positions in ROTARY:
+            positions = ROTARY[positions](embed_dim // num_heads)
+        rotary = positions if isinstance(positions, nn.Module) else None
+        options = (dropout, norm_first, activation, rotary)
         self.blocks = nn.ModuleList(
             TransformerBlock(embed_dim, num_heads, d_ff, copy.deepcopy(attention), *options)
             for _ in range(num_layers)
@@ -184,19 +215,33 @@ class LanguageModel(nn.Module):
         self.norm = LayerNorm(embed_dim) if norm_first else nn.Identity()
         # Tokens and positions start with length 1, so that neither drowns the other.
         nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
+        if rotary is not None:
+            self.positions = rotary
+        else:
+            self.add_positions(positions, embed_dim)
+
+    def add_positions(self, positions: str, embed_dim: int) -> None:
+        """Makes the table that is added to the tokens, learned or of sinusoids."""
         if positions == "learned":
-            start = torch.randn(context_length, embed_dim) * embed_dim**-0.5
+            start = torch.randn(self.context_length, embed_dim) * embed_dim**-0.5
             self.positions = nn.Parameter(start)
         elif positions == "sinusoidal":
-            table = sinusoidal_positions(context_length, embed_dim)
+            table = sinusoidal_positions(self.context_length, embed_dim)
             table = table * (embed_dim / 2) ** -0.5
             self.register_buffer("positions", table, persistent=False)
         else:
-            wanted = "'learned' or 'sinusoidal'"
-            raise ValueError(f"positions: expected {wanted}, got {positions!r}")
+            wanted = ", ".join(map(repr, ("learned", "sinusoidal", *ROTARY)))
+            raise ValueError(
+                f"positions: expected one of {wanted}, or a module that turns, "
+                f"got {positions!r}"
+            )
 
     def forward(
-        self, ids: Int[Tensor, "*batch tokens"], return_weights: bool = False
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        return_weights: bool = False,
+        cache: Sequence[CacheLike] | None = None,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
     ) -> (
         Float[Tensor, "*batch tokens vocab_size"]
         | tuple[Float[Tensor, "*batch tokens vocab_size"], list[list[Tensor | None] | None]]
@@ -207,18 +252,36 @@ class LanguageModel(nn.Module):
             ids: tokens (..., n) as integers below vocab_size, n at most context_length.
             return_weights: whether to return (logits, weights), the weights being a list
                 with those of each block.
+            cache: a `KVCache` for each block, with the tokens before these; n counts those
+                and these together.
+            padding: how many columns at the front of each sequence of the batch, (batch,),
+                hold no token; those in the cache are counted, too.
 
         Raises:
             IndexError: an id outside the vocabulary (raised by PyTorch).
-            TypeError: ids are not integers.
-            ValueError: more tokens than context_length, or no dimension of tokens.
+            TypeError: ids or padding are not integers, or cache is not a list of caches.
+            ValueError: more tokens than context_length, or no dimension of tokens; a cache
+                that is full or holds other sequences; a padding below 0.
         """
         require_ids(ids, self.context_length)
-        x = self.token_embedding(ids) + self.positions[: ids.shape[-1]]
+        start, mask, caches = 0, None, [None] * len(self.blocks)
+        if cache is not None:
+            start = require_caches(cache, len(self.blocks), ids, self.context_length)
+            caches = cache
+        end = start + ids.shape[-1]
+        places, turned = slice(start, end), start
+        if padding is not None:
+            places, mask = padded_places(require_padding(padding, ids), start, end)
+            turned = places
+        if isinstance(self.positions, Tensor):  # otherwise the blocks turn
+            turned = None
+        x = self.token_embedding(ids)
+        if turned is None:
+            x = x + self.positions[places]
         x = F.dropout(x, self.dropout, self.training)
         per_block = []
-        for block in self.blocks:
-            x = block(x, return_weights=return_weights)
+        for block, held in zip(self.blocks, caches, strict=True):
+            x = block(x, mask, return_weights, held, turned)
             if return_weights:
                 x, weights = x
                 per_block.append(weights)
@@ -233,30 +296,59 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         generator: torch.Generator | None = None,
+        cache: bool | Sequence[CacheLike] = False,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
     ) -> Int[Tensor, "*batch more_tokens"]:
         """The given tokens, continued by `length` drawn ones.
 
-        Where the text has become longer than context_length, only its end is seen. Call
-        `eval()` first if the model has dropout.
+        Without a cache, where the text has become longer than context_length, only its end
+        is seen. Call `eval()` first if the model has dropout.
 
         Args:
             ids: the start, (n,) or (batch, n), at least one token.
             length: number of tokens to draw, each by `sample`.
             temperature, top_k, generator: see `sample`.
+            cache: whether to keep keys and values, so that each step computes one token:
+                the same tokens in less time. Or the caches themselves, one for each block;
+                what they hold must be the beginning of ids, and is not computed again.
+            padding: how many columns at the front of each sequence, (batch,), hold no
+                token, so that sequences of a batch may differ in length.
 
         Raises:
-            TypeError, ValueError: see `forward` and `sample`; or no token to start from.
+            TypeError, ValueError: see `forward` and `sample`; or no token to start from; or
+                with a cache, more tokens than context_length or the caches have room for.
         """
         if ids.dim() not in (1, 2) or not ids.shape[-1]:
             raise ValueError(
                 "ids: expected (tokens,) or (batch, tokens) with at least one token, "
                 f"got shape {tuple(ids.shape)}"
             )
+        read = ids.shape[-1] + max(0, length - 1)  # the last token drawn is not read
+        if padding is not None:
+            padding = require_padding(padding, ids, least=1)
+        if cache is True:
+            from attnlib.cache import KVCache  # chapter 17, which comes later
+
+            cache = [KVCache(read) for _ in self.blocks]
+        if cache is not False:
+            require_room(cache, len(self.blocks), ids, read, self.context_length)
         for _ in range(length):
-            logits = self(ids[..., -self.context_length :])[..., -1, :]
+            logits = self.last_logits(ids, cache, padding)
             chosen = sample(logits, temperature, top_k, generator)
             ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
         return ids
+
+    def last_logits(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        cache: Sequence[CacheLike] | Literal[False],
+        padding: Int[Tensor, " batch"] | None,
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits after the last token, from the tokens that a cache does not hold."""
+        cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
+        known = cut if cache is False else len(cache[0])
+        front = None if padding is None else (padding - cut).clamp(min=0)
+        return self(ids[..., known:], cache=cache or None, padding=front)[..., -1, :]
 
 
 def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:
@@ -280,3 +372,23 @@ def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens e
     angle = position[:, None] * omega
     table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
     return table.to(torch.get_default_dtype())
+
+
+def padded_places(
+    padding: Int[Tensor, " batch"], start: int, end: int
+) -> tuple[Int[Tensor, "batch new"], Tensor]:
+    """Where the columns start to end - 1 stand in each sequence, and which are keys.
+
+    Args:
+        padding: how many columns at the front of each sequence hold no token.
+        start, end: the first column that is read now, and the one after the last.
+
+    Returns:
+        Positions (batch, n), counted from the first token of each sequence, 0 before it;
+        and a mask (batch, 1, 1, end), True where a column holds a token.
+
+    Source: chapter 17, eq-padded-position.
+    """
+    columns = torch.arange(end, device=padding.device)
+    places = columns - padding[:, None]  # (batch, end), negative before the first token
+    return places[:, start:].clamp(min=0), (places >= 0)[:, None, None, :]

@@ -58,6 +58,10 @@ WHOLE = {
     "CausalAttention": (CausalAttention(16, 16), X),
     "LearnedBiasAttention": (MultiHeadAttention(16, 4, LearnedBiasAttention(4, 3)), X),
     "LanguageModel": (LanguageModel(11, 12, 16, 2, 2), torch.randint(11, (2, 6))),
+    "RotaryPositions": (
+        LanguageModel(11, 12, 16, 2, 2, positions="rotary"),
+        torch.randint(11, (2, 6)),
+    ),
     "FlashAttention": (MultiHeadAttention(16, 4, FlashAttention()), X),
     "its tiles": (MultiHeadAttention(16, 4, FlashAttention(backend="torch")), X),
 }

@@ -12,7 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = read_chapters(ROOT)
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 
-PARTS = {"I": (1, 3), "II": (4, 6), "III": (7, 9), "IV": (10, 12), "V": (13, 15)}
+PARTS = {
+    "I": (1, 3),
+    "II": (4, 6),
+    "III": (7, 9),
+    "IV": (10, 12),
+    "V": (13, 15),
+    "VI": (16, 19),
+}
 GREEK = (
     r"\\(?:(?:var)?epsilon|alpha|beta|gamma|delta|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|"
     r"rho|sigma|tau|phi|chi|psi|omega|ell|Gamma|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega)"

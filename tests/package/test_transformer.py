@@ -394,9 +394,10 @@ REFUSED = {
         "context_length: expected at least 1, got 0",
     ),
     "unknown positions": (
-        lambda: small_model(positions="rotary"),
+        lambda: small_model(positions="absolute"),
         ValueError,
-        "positions: expected 'learned' or 'sinusoidal', got 'rotary'",
+        "positions: expected one of 'learned', 'sinusoidal', 'rotary', or a module that "
+        "turns, got 'absolute'",
     ),
     "an odd width of sinusoids": (
         lambda: sinusoidal_positions(4, 5),

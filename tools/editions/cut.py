@@ -44,6 +44,8 @@ def adapter(name: str, blank: Blank) -> str:
     """Code by which the story finds the reader's definition under its own name."""
     if blank.story:
         yours = f"Yours = {blank.symbol}\n\n\n" if name == blank.symbol else ""
-        return yours + blank.story.strip("\n")
+        parts = {n.name: n for n in ast.parse(blank.story).body}
+        own = ast.get_source_segment(blank.story, parts[name]) if name in parts else None
+        return yours + (own or blank.story.strip("\n"))
     same = name == blank.symbol
     return "" if same else f"{name} = {blank.symbol}  # the story's name for yours"

@@ -84,7 +84,8 @@ def reflow(
             return
         done.add(piece)
         heads = [p for p in everything if p.module is piece.module and not p.statement]
-        for needed in [*heads, *(owner[n] for n in sorted(piece.needs) if n in owner)]:
+        needs = {owner[n] for n in piece.needs if n in owner}
+        for needed in [*heads, *sorted(needs, key=lambda p: p.order)]:
             place(needed)
         last = out[-1].pieces if out else []
         joins = last and not piece.blank and not last[-1].blank

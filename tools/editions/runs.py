@@ -16,6 +16,8 @@ def runs_of(function: ast.FunctionDef, given: list[str]) -> list[tuple[ast.stmt,
     starts = tuple(g for g in given if not g.isidentifier())
     stays = {s for s in function.body if ast.unparse(s).startswith(starts)}
     for index, statement in reversed(list(enumerate(function.body))):
+        if statement in stays:  # what it needs may well be left
+            continue
         made = names_of(statement, ast.Store)
         later = set().union(*(names_of(s, ast.Load) for s in function.body[index + 1 :]))
         handed = isinstance(statement, ast.Assign) and made & needed  # to a refusal

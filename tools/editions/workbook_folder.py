@@ -12,6 +12,7 @@ TESTED = ["attention", "properties", "refusals", "defaults", "bounds", "multi_he
 TESTED += ["plug_in_heads", "layer_norm", "feed_forward", "online_softmax", "flash"]
 TESTED += ["gradient_check", "backprop_attention", "backprop_layers"]
 TESTED += ["backprop_multi_head", "backprop_refusals", "backprop_transformer"]
+TESTED += ["rotary", "cache"]
 CONFTEST = """\
 \"\"\"The package's own tests, as the book runs them.\"\"\"
 

@@ -1,0 +1,103 @@
+# Made from book/17_cache.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""A cache: the keys and values of the tokens that were read before.
+
+Derived in chapter 17, "A cache" (book/17_cache.ipynb).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnlib.checks import refuse_bad_append, require_count
+
+
+class KVCache:
+    """Keys and values of up to `capacity` tokens, in one piece of memory each.
+
+    The first `append` decides batch, heads, widths, dtype and device; a cache that was
+    emptied by `truncate(0)` may be given others. It is written in place, and so takes no
+    tensor with a gradient: call the model within `torch.no_grad()`.
+
+    Args:
+        capacity: the most tokens that it holds.
+
+    Attributes:
+        capacity: as above.
+        nbytes: the bytes that its memory takes, full or not; 0 before the first `append`.
+
+    Raises:
+        TypeError: capacity is no whole number.
+        ValueError: capacity below 1.
+
+    Source: chapter 17, eq-cached-attention, eq-cache-bytes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = require_count("capacity", capacity)
+        self.length = 0
+        self.keys: Tensor | None = None  # (..., capacity, d_k)
+        self.values: Tensor | None = None  # (..., capacity, d_v)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"KVCache(capacity={self.capacity}), {self.length} tokens"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+
+    def append(
+        self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
+    ) -> tuple[Float[Tensor, "*batch keys d_k"], Float[Tensor, "*batch keys d_v"]]:
+        """Adds the keys and values of new tokens; returns those of all tokens held.
+
+        Args:
+            key: shape (..., N, d_k), usually (batch, heads, N, d_k).
+            value: shape (..., N, d_v).
+
+        Returns:
+            Keys (..., M, d_k) and values (..., M, d_v) of all M tokens held. They are
+            views of the cache: read them, and do not write to them.
+
+        Raises:
+            TypeError: not floating point, or not the dtype of the cache.
+            ValueError: another batch, number of heads, width or device, a gradient, or
+                more tokens than there is room for. Nothing is then written.
+        """
+        held = (self.keys, self.values) if self.length else None
+        refuse_bad_append(key, value, held, self.capacity - self.length)
+        if held is None:
+            self.keys = room_for(key, self.capacity, self.keys)
+            self.values = room_for(value, self.capacity, self.values)
+        start, self.length = self.length, self.length + key.shape[-2]
+        self.keys[..., start : self.length, :] = key
+        self.values[..., start : self.length, :] = value
+        return self.keys[..., : self.length, :], self.values[..., : self.length, :]
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens.
+
+        What `append` has returned before is then no longer to be read: later tokens are
+        written in the same place.
+
+        Raises:
+            TypeError, ValueError: length is no whole number between 0 and len(cache).
+        """
+        self.length = require_count("length", length, least=0, most=self.length)
+
+
+def room_for(
+    like: Float[Tensor, "*batch new d"], capacity: int, old: Tensor | None
+) -> Float[Tensor, "*batch capacity d"]:
+    """Memory for `capacity` tokens such as these: what was there before, if it fits.
+
+    Source: chapter 17.
+    """
+    shape = (*like.shape[:-2], capacity, like.shape[-1])
+    kind = (shape, like.dtype, like.device)
+    if old is not None and (old.shape, old.dtype, old.device) == kind:
+        return old
+    with torch.inference_mode(False):  # or it could be written in that mode only
+        return torch.empty(shape, dtype=like.dtype, device=like.device)

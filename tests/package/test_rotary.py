@@ -1,0 +1,480 @@
+"""Rotary positions: a float64 oracle of complex numbers, rules, layers, refusals."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlib import (
+    FlashAttention,
+    LanguageModel,
+    MultiHeadAttention,
+    RotaryPositions,
+    ScaledDotProductAttention,
+    TransformerBlock,
+    rotate,
+)
+from attnlib.rotary import frequencies
+
+SEEDS = st.integers(0, 999)
+
+
+def oracle(x, positions, omega, interleaved, magnitude=1.0):
+    """Every pair as one complex number, in float64, times e^(j · position · ω)."""
+    x = x.double()
+    d = x.shape[-1]
+    order = (
+        torch.arange(d).view(2, -1).T if not interleaved else torch.arange(d).view(-1, 2)
+    )
+    pairs = torch.complex(*x[..., order].unbind(dim=-1))
+    angle = positions.double()[..., None] * torch.tensor(omega, dtype=torch.float64)
+    pairs = pairs * torch.polar(torch.full_like(angle, magnitude), angle)
+    out = torch.empty_like(x)
+    out[..., order] = torch.view_as_real(pairs)
+    return out
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@given(
+    leading=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    tokens=st.integers(0, 6),
+    pairs=st.integers(1, 9),
+    base=st.sampled_from([2.0, 10000.0, 5e5]),
+    interleaved=st.booleans(),
+    shared=st.booleans(),
+    seed=SEEDS,
+)
+def test_as_complex_numbers(leading, tokens, pairs, base, interleaved, shared, seed):
+    x = draw(*leading, tokens, 2 * pairs, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    shape = (tokens,) if shared else (*leading, tokens)
+    positions = torch.randint(-1000, 1000, shape, generator=generator)
+    omega = frequencies(2 * pairs, base)
+    expected = oracle(x, positions, omega, interleaved)
+    before = x.clone()
+    for found in (
+        rotate(x, positions, base, interleaved),
+        rotate(x, positions.int(), base, interleaved),
+        RotaryPositions(2 * pairs, base, interleaved)(x, positions),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert torch.equal(x, before)
+
+
+def test_positions_default_first_and_broadcast():
+    x = draw(2, 3, 5, 8)
+    at = torch.arange(5)
+    assert torch.equal(rotate(x), rotate(x, at))
+    assert torch.equal(rotate(x, 700), rotate(x, at + 700))
+    assert torch.equal(rotate(x, -2), rotate(x, at - 2))
+    each = torch.stack([at, at + 9])  # one row for each sequence, the same for its heads
+    found = rotate(x, each[:, None])
+    assert torch.equal(found[0], rotate(x[0])) and torch.equal(found[1], rotate(x[1], 9))
+    torch.testing.assert_close(rotate(x[0], at[None].expand(3, 5)), rotate(x[0]))
+    parts = torch.cat([rotate(x[..., :2, :], 0), rotate(x[..., 2:, :], 2)], dim=-2)
+    torch.testing.assert_close(parts, rotate(x), rtol=0, atol=1e-12)
+
+
+@given(SEEDS, st.integers(-500, 500), st.booleans())
+def test_scores_know_distances_only(seed, moved, interleaved):
+    q, k = draw(2, 3, 6, 16, seed=seed)
+    scores = rotate(q, 0, 1e4, interleaved) @ rotate(k, 0, 1e4, interleaved).mT
+    again = rotate(q, moved, 1e4, interleaved) @ rotate(k, moved, 1e4, interleaved).mT
+    torch.testing.assert_close(again, scores, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gradients(interleaved):
+    x, dy = draw(2, 2, 5, 6).unbind()
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: rotate(x, 3, 1e4, interleaved), x)
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, 3, 1e4, interleaved), x)
+    (dx,) = torch.autograd.grad(rotate(x, 3, 1e4, interleaved), x, dy)
+    back = rotate(dy, -torch.arange(3, 8), 1e4, interleaved)
+    torch.testing.assert_close(dx, back, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("make", [lambda: rotate, lambda: RotaryPositions(64)])
+def test_dtypes(dtype, make):
+    """Far positions, in a short dtype: only x and the result are rounded."""
+    x, positions = draw(3, 64).to(dtype), torch.tensor([1, 4097, 30011])
+    found = make()(x, positions)
+    assert found.dtype == dtype
+    expected = oracle(x, positions, frequencies(64), interleaved=False)
+    atol = 0.02 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=atol)
+
+
+def test_a_converted_module_keeps_its_frequencies():
+    exact = torch.tensor(frequencies(64), dtype=torch.float64)
+    module = RotaryPositions(64)
+    for convert, dtype in (
+        (lambda m: m.bfloat16(), torch.float32),
+        (lambda m: m.half(), torch.float32),
+        (lambda m: m.double(), torch.float64),
+        (lambda m: m.float(), torch.float32),
+    ):
+        module = convert(module)
+        assert module.omega.dtype == dtype
+        torch.testing.assert_close(module.omega, exact.to(dtype), rtol=0, atol=0)
+    assert not module.state_dict() and not list(module.parameters())
+    on_meta = copy.deepcopy(module).to("meta")
+    assert on_meta.omega.device.type == "meta"
+    back = on_meta.to_empty(device="cpu")
+    torch.testing.assert_close(back.omega, exact.float(), rtol=0, atol=0)
+    with torch.device("meta"):
+        assert RotaryPositions(8)(torch.randn(3, 8)).device.type == "meta"
+
+
+def test_autocast_keeps_the_angles():
+    model = LanguageModel(7, 4096, 32, 2, 1, positions="rotary").eval()
+    ids = torch.randint(7, (1, 300), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(ids)
+    torch.testing.assert_close(found.float(), model(ids), rtol=0, atol=0.1)
+
+
+# The rules for longer texts, each worked out by hand for d = 8 and base 10^4: ω is 1, 0.1,
+# 0.01 and 0.001; 2π · 100 tokens make 100, 10, 1 and 0.1 turns.
+
+LENGTH = round(200 * math.pi)  # 628: 99.95 turns, and so on
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scaling": "linear"}, [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
+        ({"scaling": "ntk"}, [1, 4 ** (-1 / 3), 4 ** (-2 / 3), 1 / 4]),
+        ({"scaling": "llama3", "turns": (1.0, 19.0)}, [1, 0.5 * 1.25, 1 / 4, 1 / 4]),
+        ({"scaling": "llama3"}, [1, 1, 1 / 4, 1 / 4]),
+        ({"scaling": "yarn"}, [1, 0.5 * 1.25, 1 / 4, 1 / 4]),
+        ({"scaling": "yarn", "turns": (0.05, 32.0)}, [1, 0.8125, 0.625, 0.4375]),
+    ],
+)
+def test_rules(options, expected):
+    """YaRN's ends: 32 turns are pair 0.49, 1 turn is pair 1.9998 and 0.05 turns are pair
+    3.3; rounded outwards, 0, 2 and 4."""
+    module = RotaryPositions(8, factor=4.0, original_length=LENGTH, **options).double()
+    kept = module.omega / torch.tensor(frequencies(8), dtype=torch.float64)
+    atol = 1e-3 if options["scaling"] == "llama3" else 1e-12  # 9.995 turns, not 10
+    torch.testing.assert_close(
+        kept, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol
+    )
+    magnitude = 1 + 0.1 * math.log(4) if options["scaling"] == "yarn" else 1.0
+    assert module.magnitude == pytest.approx(magnitude, abs=1e-15)
+
+
+def test_llama_3_1():
+    """Base 500000, 8 times 8192 tokens: 29 of 64 pairs keep their speed, 29 are slowed."""
+    module = RotaryPositions(
+        128, 500000.0, scaling="llama3", factor=8.0, original_length=8192
+    ).double()
+    omega = torch.tensor(frequencies(128, 500000.0), dtype=torch.float64)
+    wavelength = 2 * math.pi / omega
+    share = (8192 / wavelength - 1) / 3
+    between = (1 - share) * omega / 8 + share * omega
+    expected = torch.where(wavelength > 8192, omega / 8, between)
+    expected = torch.where(wavelength < 8192 / 4, omega, expected)
+    torch.testing.assert_close(module.omega, expected, rtol=1e-12, atol=0)
+    kept = module.omega / omega
+    assert (kept == 1).sum() == 29 and torch.isclose(
+        kept, torch.tensor(1 / 8).double()
+    ).sum() == 29
+
+
+def test_a_step_in_place_of_a_ramp():
+    """Where both ends of YaRN's ramp are one pair, nothing is divided by zero."""
+    module = RotaryPositions(4, base=4.0, scaling="yarn", factor=2.0, original_length=1)
+    assert module.omega.isfinite().all()
+
+
+def test_a_single_pair_is_left_alone_by_ntk():
+    module = RotaryPositions(2, scaling="ntk", factor=8.0)
+    torch.testing.assert_close(module.omega, torch.ones(1))
+
+
+def test_magnitude_can_be_given():
+    x, options = draw(5, 8), {"scaling": "yarn", "factor": 4.0, "original_length": 64}
+    length = x.norm(dim=-1)
+    for magnitude, expected in ((None, 1 + 0.1 * math.log(4)), (1.0, 1.0), (2.0, 2.0)):
+        found = RotaryPositions(8, magnitude=magnitude, **options)(x, 3).norm(dim=-1)
+        torch.testing.assert_close(found, expected * length)
+    made = repr(RotaryPositions(8, **options))
+    assert made == (
+        "RotaryPositions(8, base=10000.0, interleaved=False, scaling='yarn', factor=4.0)"
+    )
+
+
+# In the layers
+
+
+@pytest.mark.parametrize(
+    "attention", [None, FlashAttention(causal=True), [ScaledDotProductAttention()] * 2]
+)
+def test_multi_head_attention(attention):
+    torch.manual_seed(0)
+    plain = MultiHeadAttention(8, 2, attention)
+    turned = MultiHeadAttention(8, 2, attention, rotary=RotaryPositions(4))
+    turned.load_state_dict(plain.state_dict())
+    plain, turned = plain.double(), turned.double()
+    x = draw(3, 5, 8)
+    together = turned(x, positions=torch.zeros(5, dtype=torch.long))[0]
+    torch.testing.assert_close(together, plain(x)[0])
+    assert (turned(x)[0] - plain(x)[0]).abs().max() > 1e-3
+    each = torch.tensor([[0], [7], [300]]) + torch.arange(5)
+    for positions in (None, 0, 12, torch.arange(5) + 4, each, each[1:2]):
+        torch.testing.assert_close(turned(x, positions=positions)[0], turned(x)[0])
+    spread = torch.tensor([0, 1, 2, 3, 9])
+    assert (turned(x, positions=spread)[0] - turned(x)[0]).abs().max() > 1e-4
+
+
+def test_new_queries_stand_at_the_end():
+    """Two new tokens and five known ones: the last rows of the whole."""
+    torch.manual_seed(0)
+    heads = ScaledDotProductAttention(causal=True)
+    layer = MultiHeadAttention(8, 2, heads, rotary=RotaryPositions(4)).double()
+    x = draw(3, 7, 8)
+    whole = layer(x)[0]
+    torch.testing.assert_close(layer(x[:, 5:], x)[0], whole[:, 5:])
+    torch.testing.assert_close(layer(x[:, 5:], x, positions=5)[0], whole[:, 5:])
+    assert (layer(x[:, 5:], x, positions=0)[0] - whole[:, 5:]).abs().max() > 1e-4
+
+
+def test_any_callable_turns():
+    layer = MultiHeadAttention(8, 2, rotary=lambda x, positions: rotate(x, positions, 50.0))
+    same = MultiHeadAttention(8, 2, rotary=RotaryPositions(4, 50.0))
+    same.load_state_dict(layer.state_dict())
+    x = draw(2, 5, 8, dtype=torch.float32)
+    torch.testing.assert_close(layer(x)[0], same(x)[0])
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_block(norm_first):
+    torch.manual_seed(0)
+    turn = RotaryPositions(4)
+    block = TransformerBlock(8, 2, norm_first=norm_first, rotary=turn).double()
+    assert block.attention.rotary is turn
+    x = draw(2, 5, 8)
+    torch.testing.assert_close(block(x, positions=40), block(x))
+    assert (block(x, positions=torch.arange(5) * 3) - block(x)).abs().max() > 1e-4
+
+
+def test_language_model():
+    torch.manual_seed(0)
+    model = LanguageModel(7, 12, 8, 2, 2, positions="rotary").double()
+    assert isinstance(model.positions, RotaryPositions) and model.positions.d_k == 4
+    assert all(block.attention.rotary is model.positions for block in model.blocks)
+    assert not any("positions" in name for name in model.state_dict())
+    ids = torch.tensor([[3, 1, 4, 1, 5, 2, 6]])
+    changed = model(ids)[:, 2:] - model(ids.roll(1, dims=1))[:, 2:]
+    assert changed.abs().max() > 1e-3  # the order counts
+    own = RotaryPositions(4, 500.0, interleaved=True)
+    other = LanguageModel(7, 12, 8, 2, 2, positions=own).double()
+    other.load_state_dict(model.state_dict())
+    assert other.positions is own
+    assert (other(ids) - model(ids)).abs().max() > 1e-4
+    assert model.generate(ids, 9).shape == (1, 16)  # past the context, too
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(ids), model(ids))
+    assert all(block.attention.rotary is twin.positions for block in twin.blocks)
+    model.train()
+    model(ids).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_without_rotary_nothing_has_changed():
+    """The random numbers of a new model are drawn as before."""
+    torch.manual_seed(0)
+    model = LanguageModel(7, 12, 8, 2, 2)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    again = LanguageModel(7, 12, 8, 2, 2, positions="learned")
+    assert torch.equal(torch.rand(1), after)
+    assert set(model.state_dict()) == set(again.state_dict())
+    assert model.positions.shape == (12, 8)
+    assert all(block.attention.rotary is None for block in model.blocks)
+
+
+def test_export_compile_vmap(as_shipped):
+    torch.manual_seed(0)
+    model = LanguageModel(7, 32, 8, 2, 1, positions="rotary").eval()
+    ids = torch.randint(7, (2, 6))
+    tokens = torch.export.Dim("tokens", min=2, max=32)
+    sizes = ({1: tokens},)
+    program = torch.export.export(model, (ids,), dynamic_shapes=sizes, strict=False)
+    exported = program.module()
+    longer = torch.randint(7, (2, 11))
+    for text in (ids, longer):
+        torch.testing.assert_close(exported(text), model(text))
+    x = draw(3, 2, 5, 8, dtype=torch.float32)
+    for turns in (rotate, RotaryPositions(8)):
+        mapped = torch.func.vmap(turns)(x)
+        torch.testing.assert_close(mapped, turns(x))
+        at = torch.randint(50, (3, 5))
+        mapped = torch.func.vmap(turns)(x, at)
+        torch.testing.assert_close(mapped, turns(x, at[:, None]))
+        compiled = torch.compile(turns, fullgraph=True, backend="eager")
+        for positions in (0, 3, torch.arange(5) + 2):
+            torch.testing.assert_close(compiled(x, positions), turns(x, positions))
+
+
+X = torch.randn(2, 3, 5, 8)
+REFUSED = {
+    "an odd width": (
+        lambda: rotate(X[..., :7]),
+        ValueError,
+        "x: expected an even number of features, in pairs, got shape (2, 3, 5, 7)",
+    ),
+    "no tokens": (
+        lambda: rotate(X[0, 0, 0]),
+        ValueError,
+        "x: expected at least 2 dimensions (tokens, features), got shape (8,)",
+    ),
+    "integers for x": (
+        lambda: rotate(X.long()),
+        TypeError,
+        "x: expected a floating-point tensor, got torch.int64",
+    ),
+    "another width": (
+        lambda: RotaryPositions(4)(X),
+        ValueError,
+        "x: expected 4 features, got shape (2, 3, 5, 8)",
+    ),
+    "floating positions": (
+        lambda: rotate(X, torch.arange(5.0)),
+        TypeError,
+        "positions: expected a tensor of int64 or int32, or one integer, got torch.float32",
+    ),
+    "a truth value": (
+        lambda: rotate(X, True),
+        TypeError,
+        "positions: expected a tensor of int64 or int32, or one integer, got True",
+    ),
+    "a list": (
+        lambda: rotate(X, [0, 1, 2, 3, 4]),
+        TypeError,
+        "positions: expected a tensor of int64 or int32, or one integer, got "
+        "[0, 1, 2, 3, 4]",
+    ),
+    "too few positions": (
+        lambda: rotate(X, torch.arange(4)),
+        ValueError,
+        "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), "
+        "got (4,)",
+    ),
+    "one position for all tokens": (
+        lambda: rotate(X, torch.tensor([7])),
+        ValueError,
+        "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), "
+        "got (1,)",
+    ),
+    "a batch of positions, which would mean heads": (
+        lambda: rotate(X[:, :2], torch.zeros(2, 5, dtype=torch.long)),
+        ValueError,
+        "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 2, 5), "
+        "got (2, 5)",
+    ),
+    "positions elsewhere": (
+        lambda: rotate(X, torch.arange(5, device="meta")),
+        ValueError,
+        "positions: expected device cpu, got meta",
+    ),
+    "a number for interleaved": (
+        lambda: rotate(X, 0, 1e4, 1),
+        TypeError,
+        "interleaved: expected True or False, got 1",
+    ),
+    "a base of 1": (
+        lambda: rotate(X, 0, 1.0),
+        ValueError,
+        "base: expected above 1, got 1.0",
+    ),
+    "an odd d_k": (
+        lambda: RotaryPositions(7),
+        ValueError,
+        "d_k: expected an even number of features, got 7",
+    ),
+    "unknown scaling": (
+        lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
+        ValueError,
+        "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', got 'dynamic'",
+    ),
+    "a factor below 1": (
+        lambda: RotaryPositions(8, scaling="linear", factor=0.5),
+        ValueError,
+        "factor: expected at least 1, got 0.5",
+    ),
+    "a factor without a rule": (
+        lambda: RotaryPositions(8, factor=2.0),
+        ValueError,
+        "factor: expected 1, as there is no scaling, got 2.0",
+    ),
+    "no length": (
+        lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
+        ValueError,
+        "original_length: expected the tokens of a text in training, for 'yarn', got None",
+    ),
+    "turns that fall": (
+        lambda: RotaryPositions(
+            8, scaling="yarn", factor=2.0, original_length=9, turns=(32.0, 1.0)
+        ),
+        ValueError,
+        "turns: expected two positive numbers that rise, got (32.0, 1.0)",
+    ),
+    "a class for rotary": (
+        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions),
+        TypeError,
+        "rotary: expected an object to call, such as RotaryPositions(d_k), got <class",
+    ),
+    "a name for rotary": (
+        lambda: TransformerBlock(8, 2, rotary="rotary"),
+        TypeError,
+        "rotary: expected an object to call, such as RotaryPositions(d_k), got 'rotary'",
+    ),
+    "positions that nothing uses": (
+        lambda: MultiHeadAttention(8, 2)(X[0], positions=3),
+        ValueError,
+        "positions: expected None, since nothing here turns by positions; give rotary to "
+        "the constructor",
+    ),
+    "positions of another text": (
+        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions(4))(
+            X[0], positions=torch.arange(6)
+        ),
+        ValueError,
+        "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), "
+        "got (6,)",
+    ),
+    "heads of another width": (
+        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions(8))(X[0]),
+        ValueError,
+        "x: expected 8 features, got shape (3, 2, 5, 4)",
+    ),
+    "heads of an odd width": (
+        lambda: LanguageModel(7, 5, 6, 2, 1, positions="rotary"),
+        ValueError,
+        "d_k: expected an even number of features, got 3",
+    ),
+    "unknown positions": (
+        lambda: LanguageModel(7, 5, 8, 2, 1, positions="rotated"),
+        ValueError,
+        "positions: expected one of 'learned', 'sinusoidal', 'rotary', or a module that "
+        "turns, got 'rotated'",
+    ),
+}
+
+
+@pytest.mark.usefixtures("as_shipped")
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    call, kind, message = REFUSED[case]
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value).startswith(message)
