@@ -71,9 +71,8 @@ class Workbook:
         """That there is no such definition, and which are near."""
         names = {b["symbol"].lower(): b["symbol"] for _, _, b in every}
         names |= {n.lower(): n for n, _, _ in every if "." in name}
-        if near := difflib.get_close_matches(name.lower(), names, 3, 0.6):
-            asked = " or ".join(f"`{names[n]}`" for n in near)
-            return f"There is no definition {name}: did you mean {asked}?"
+        if near := difflib.get_close_matches(name.lower(), names, 1, 0.6):
+            return f"There is no definition {name}: did you mean `{names[near[0]]}`?"
         begun = next((k for n, k, _ in every if not earlier.passes(self, n)), every[-1][1])
         there = ", ".join(f"`{b['symbol']}`" for b in begun["blanks"].values())
         here = earlier.called(begun["key"])

@@ -34,7 +34,7 @@ def advice(data: dict, name: str, tree: ast.Module, unknown: str) -> str:
         return f": did you mean `{near[0]}`?"
     before = list(data.values())[: list(data).index(known["key"])]
     for other, text in (piece for chapter in before for piece in pieces_of(chapter)):
-        if unknown in defined(text) and other != module:
+        if unknown in defined(text, imports=False) and other != module:
             line = f"from attnlib.{other.replace('/', '.')} import {unknown}"
             return f": import it in this cell: {line}"
     story = "\n".join(map(only_python, story_of(known)))
@@ -67,12 +67,12 @@ def pieces_of(known: dict) -> list[tuple[str, str]]:
     ]
 
 
-def defined(text: str) -> list[str]:
+def defined(text: str, imports: bool = True) -> list[str]:
     """What a piece of a module defines or imports."""
     found = []
     for node in ast.parse(text).body:
         if is_import(node):
-            found += [a.asname or a.name for a in node.names]
+            found += [a.asname or a.name for a in node.names if imports]
         elif isinstance(node, ast.Assign):
             found += [t.id for t in node.targets if isinstance(t, ast.Name)]
         elif hasattr(node, "name"):

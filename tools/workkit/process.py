@@ -71,8 +71,9 @@ def blame_end(run: dict, blanks: dict[str, dict]) -> None:
         what, asks, guess = run["ended"].partition(": is there")
         problem = f"{name}: {what}{where}{asks}{guess}"
         blanks[name] = {"state": "failed", "problem": problem}
+        failed = [n for n, found in blanks.items() if found["state"] == "failed"]
         for found in blanks.values():
-            if found["state"] == "waits" and not found["for"]:
+            if found["state"] == "waits" and not {*found["for"]} & {*failed}:
                 found["for"] = [name]
 
 
