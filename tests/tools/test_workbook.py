@@ -21,9 +21,13 @@ from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
 from other_answers import WRITTEN, other_answers
 from tiny_book import ROOT
+from workkit import cli
+from workkit.checking import Workbook
+from workkit.notebook import Desk
 from workkit.package import read_data, texts_of
-from workkit.report import folded, pace, told
+from workkit.report import detail, folded, in_words, next_step, pace, told
 from workkit.store import Store, name_of
+from workkit.tracing import Tracer
 
 SAMPLE = "03"  # what is checked even where nothing has changed
 ALIKE = ("04", "05")  # the same, of right answers that are not ours
@@ -306,11 +310,16 @@ def test_what_breaks_ends_with_a_message(folder, ours, new, told):
     assert told in done.stdout and "Traceback" not in done.stderr
 
 
-def test_a_name_that_two_definitions_have_is_asked_for_whole(folder):
-    done = check(folder, "hint", "LayerNorm")
-    assert done.returncode == 1
-    assert "say which: layer_norm.LayerNorm, backprop.layer_norm.LayerNorm" in done.stderr
-    assert "Hint 1 of 2" in check(folder, "hint", "backprop.layer_norm.LayerNorm").stdout
+def test_of_two_definitions_the_first_that_does_not_pass_is_meant(folder, monkeypatch):
+    told = check(folder, "hint", "ScaledDotProductAttention").stdout
+    assert told.startswith(
+        "This is scaled_dot_product.ScaledDotProductAttention, chapter 1"
+    )
+    assert "say backprop.attention.ScaledDotProductAttention.\nHint 1 of 2" in told
+    book = Workbook(folder)
+    book.state["passed"]["layer_norm.LayerNorm"] = True
+    assert book.blank("LayerNorm")[0] == "backprop.layer_norm.LayerNorm"
+    assert book.blank("layer_norm.LayerNorm")[0] == "layer_norm.LayerNorm"
 
 
 def test_hints_come_before_the_answer_and_loans_are_counted(folder):
@@ -534,3 +543,229 @@ def test_answers_survive_a_broken_store(folder):
     (folder / "yours" / "answers.json").write_text("{", encoding="utf-8")
     check(folder)
     assert Store(folder, {}).kept[NAME]["now"] == MINE
+
+
+# What else a reader stumbles over
+
+LATER = "causal_attention.CausalAttention"
+WRITTEN = ["masks.apply_mask", "masks.causal_mask", "self_attention.SelfAttention", LATER]
+
+
+def note(kind, name, **more):
+    """What happened in a cell, with one definition behind it."""
+    made = {"kind": kind, "key": f"cell:0:{name}", "cell": "cell", "text": "x == y"}
+    return made | {"labels": [], "uses": [name], "digits": [], "came": ""} | more
+
+
+def checked(folder, monkeypatch, key, *notes, ended="", trace=""):
+    """A check in which this has happened: the book, and what the reader is told."""
+    ran = {"notes": list(notes), "ended": ended, "trace": trace, "seconds": 0.0}
+    monkeypatch.setattr(Workbook, "run", lambda *_: ran)
+    book = Workbook(folder)
+    return book, in_words(book, book.check(key))
+
+
+def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatch):
+    write(folder, {name: ours[name] for name in WRITTEN})
+    good = [note("passed", name) for name in WRITTEN]
+    bad = note("failed", LATER)
+    for key in ("01", "02"):
+        checked(folder, monkeypatch, key, *good)
+    said = checked(folder, monkeypatch, "03", bad)[1]
+    assert "✗ CausalAttention" in said and "first." not in said
+    changed = ours["masks.causal_mask"].replace("keys - queries", "0")
+    write(folder, {"masks.causal_mask": changed})
+    book, said = checked(folder, monkeypatch, "03", bad)
+    warned = "`causal_mask` (chapter 1) has changed since it passed: run python check.py 1 "
+    assert said.splitlines()[1].startswith(warned)
+    assert "… CausalAttention waits for causal_mask" in said
+    assert next_step(book).startswith("write `masked_softmax`")  # the first of chapter 1
+    checked(folder, monkeypatch, "01", note("failed", "masks.causal_mask"))
+    book, said = checked(folder, monkeypatch, "03", bad)
+    assert "`causal_mask` (chapter 1) does not pass: run python check.py 1" in said
+    assert next_step(book).startswith("mend `causal_mask`")
+    write(folder, {"masks.causal_mask": ours["masks.causal_mask"] + "\n\n"})
+    checked(folder, monkeypatch, "01", *good)
+    said = checked(folder, monkeypatch, "03", note("passed", LATER))[1]
+    assert "✓ CausalAttention" in said and "first." not in said
+
+
+def test_a_definition_waits_for_one_of_an_earlier_chapter(folder, ours):
+    write(folder, {n: a for n, a in ours.items() if n != "masks.causal_mask"})
+    done = check(folder, 3)
+    assert done.returncode == 1
+    assert "… CausalAttention waits for causal_mask" in done.stdout
+    assert "Next: write `causal_mask`" in done.stdout
+
+
+def story(source, known=None):
+    """The notes of a cell of the story."""
+    tracer = Tracer({}, known or {})
+    tracer.run_cell("story", source)
+    return tracer.notes
+
+
+def told_of(found):
+    known = {"blanks": {}, "equations": {}}
+    return detail(known, {"note": found, "mistakes": [], "labels": [], "others": 0})
+
+
+def test_the_line_that_raised_is_shown_and_no_more():
+    source = "for n in (2, 0):\n    y = n  # words\n    z = round(\n        1 / y\n    )"
+    (found,) = story(f"x = 1\n{source}")
+    assert told_of(found)[:4] == [
+        "this cell of the chapter could not run:",
+        "  z = round(",
+        "      1 / y",
+        "  )",
+    ]
+    (found,) = story(
+        "for n in (6, 7):\n    if (m := n) != n or n == 7:\n        raise OSError"
+    )
+    assert told_of(found)[1] == "  raise OSError"
+    (found,) = story("for n in (6, 7):\n    y = n\n    assert (m := n) == 6")
+    assert told_of(found)[:2] == ["this should hold:", "  assert (m := n) == 6"]
+
+
+def test_shapes_and_types_are_told_before_numbers():
+    head = "import torch\nx = torch.arange(8.0).reshape(2, 4) / 3\n"
+    (found,) = story(f"{head}assert x.tolist() == x.T.tolist()")
+    assert told_of(found)[2] == "  shape (2, 4), expected (4, 2)"
+    assert len(found["digits"]) == 3  # no mistake with other shapes has them
+    (found,) = story(f"{head}assert torch.equal(x, x.T)")
+    assert told_of(found)[2] == "  shape (2, 4), expected (4, 2)"
+    assert len(found["digits"]) == 2  # they say so themselves
+    alike = "import torch\nsame = lambda a, b: a.dtype == b.dtype\nx = torch.ones(2)\n"
+    (found,) = story(f"{alike}assert same(x, x.double())")
+    assert "  dtype float32, expected float64" in told_of(found)
+    (found,) = story(f"{head}assert x.shape == (2, 4, 1)")
+    assert not found["differs"]  # sizes, not values
+
+
+def test_sides_that_differ_are_shown_to_differ():
+    source = "import torch\nx = torch.tensor([0.1966, -0.0], dtype=float)\n"
+    (found,) = story(f"{source}assert torch.equal(x, x + torch.tensor([1e-8, 0]))")
+    assert found["compared"] == ["[0.1966, 0]", "[0.19660001, 0]"]
+
+
+def test_a_function_without_return_is_told(folder, ours, monkeypatch):
+    name = "masks.apply_mask"
+    write(folder, {name: ours[name].replace("return scores + mask", "scores + mask")})
+    came = "TypeError: 'NoneType' object is not subscriptable"
+    said = checked(folder, monkeypatch, "01", note("raised", name, came=came))[1]
+    assert "`apply_mask` returned None: is there a `return`?" in said
+    write(folder, {name: ours[name]})
+    said = checked(folder, monkeypatch, "01", note("raised", name, came=came))[1]
+    assert "'NoneType' object" in said and "is there" not in said
+
+
+UNKNOWN = {
+    "a slip": (
+        *("masks.apply_mask", "return scores + mask", "return score + mask"),
+        "line 19: `score`: did you mean `scores`?",
+    ),
+    "of the story": (
+        *("scaled_dot_product.masked_softmax", "torch.softmax(", "softmax("),
+        "line 17: `softmax` belongs to the story; the package doesn't have it",
+    ),
+    "of the package": (
+        *("self_attention.SelfAttention", "super()", "apply_mask, super()"),
+        "`apply_mask`: import it in this cell: from attnlib.masks import apply_mask",
+    ),
+    "a module": (
+        *("masks.apply_mask", "return scores + mask", "return math.inf * mask"),
+        "line 19: `math`: import it in this cell: import math",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "old", "new", "said"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_name_is_told_with_its_line(untouched, ours, name, old, new, said):
+    assert old in ours[name]
+    answer = ours[name].replace(old, new)
+    problems = texts_of(read_data(untouched), {name: answer})[1]
+    assert problems[name].startswith(f"{name}: line ") and problems[name].endswith(said)
+
+
+FIRST = "01_scaled_dot_product.ipynb"
+
+
+def test_a_notebook_that_is_missing_is_told(folder):
+    assert Workbook(folder).sync() == []
+    write(folder, {NAME: MINE})
+    Workbook(folder).sync()
+    path = folder / "book" / FIRST
+    path.rename(path.with_name("mine.ipynb"))
+    assert Workbook(folder).sync() == []  # it is read under its new name
+    path.with_name("mine.ipynb").unlink()
+    (said,) = Workbook(folder).sync()
+    checks = "the stored answers are checked; copy it back from data/notebooks/"
+    assert said == f"book/{FIRST} is missing: {checks}{FIRST}."
+    path.write_text("{", encoding="utf-8")
+    (said,) = Workbook(folder).sync()
+    assert said.startswith(f"book/{FIRST} can't be read: is it whole? The stored answers")
+
+
+def test_an_answer_in_another_cell_is_told(folder):
+    path, caption = folder / "book" / FIRST, MINE.partition("\n")[0]
+    counts = f"what counts is the cell that begins with `{caption}`"
+    notebook = json.loads(path.read_text("utf-8"))
+    other = {"cell_type": "code", "source": MINE.partition("\n")[2], "metadata": {}}
+    whole = notebook | {"cells": [*notebook["cells"], other]}
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    (said,) = Workbook(folder).sync()
+    assert said == f"`apply_mask` is defined in another cell; {counts}."
+    names = [name_of("".join(cell["source"])) for cell in notebook["cells"]]
+    kept = [c for c, name in zip(notebook["cells"], names, strict=True) if name != NAME]
+    path.write_text(json.dumps(notebook | {"cells": [*kept, other]}), encoding="utf-8")
+    (said,) = Workbook(folder).sync()
+    assert said.endswith(f"{counts}: put that line back as its first.")
+    Store(folder, {}).put(NAME, MINE)
+    store = Store(folder, {})
+    store.put(NAME, MINE)
+    store.save()
+    path.write_text(json.dumps(notebook | {"cells": kept}), encoding="utf-8")
+    (said,) = Workbook(folder).sync()
+    assert said.startswith("The cell of `apply_mask`") and "stored answer is" in said
+    path.write_bytes((folder / "data" / "notebooks" / FIRST).read_bytes())
+    (said,) = Workbook(folder).sync()
+    assert said.startswith("1 answer of yours was put back") and "check.py reset" in said
+
+
+def test_a_wrong_name_offers_a_near_one(folder, capsys):
+    desk = Desk(folder, "01")
+    desk.hint("aply_mask")  # and no SystemExit
+    assert capsys.readouterr().out.endswith(": did you mean `apply_mask`?\n")
+    desk.answer("nonsense")
+    said = capsys.readouterr().out
+    assert "those of chapter 1 are `apply_mask`" in said and "LayerNorm" not in said
+    assert cli.main(folder, ["99"]) == 2
+    said = capsys.readouterr().err
+    assert said == "there is no chapter 99; chapters are 1 to 15 and E\n"
+
+
+def test_a_check_is_stopped(folder, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workbook, "run", stop)
+    assert cli.main(folder, ["1"]) == 130
+    assert capsys.readouterr().out == "\nStopped; nothing was changed.\n"
+
+
+def test_what_failed_is_next_and_what_waits_for_it_is_not(folder, ours, monkeypatch):
+    name, loop = "masks.causal_mask", "no end after 9 seconds: is there a loop without end?"
+    write(folder, {n: ours[n] for n in WRITTEN})
+    trace = f'File "<{name}>", line 18'
+    said = checked(folder, monkeypatch, "01", ended=loop, trace=trace)[1]
+    where = "9 seconds, in line 18 of your cell: is there a loop without end?"
+    assert where in " ".join(said.split())
+    assert "… apply_mask waits for causal_mask" in said
+    assert "Next: mend `causal_mask`" in said
+
+
+def test_one_blank_is_no_choice(untouched):
+    text = {p.name[:2]: p.read_text("utf-8") for p in (untouched / "book").glob("*.ipynb")}
+    assert "Until it is written" in text["02"]
+    assert "Until one of them is written" in text["01"]
+    assert "Until one of them is written" not in text["02"]

@@ -34,7 +34,7 @@ from workkit.notebook import begin
 workbook = begin("{key}")"""
 BEGIN = """\
 **Workbook.** Run the cell above first, then the others from the top. In this chapter you \
-write {names}. Until one of them is written, the cells that need it raise an error that \
+write {names}. Until {each} is written, the cells that need it raise an error that \
 names it; all others run."""
 TURN = """\
 ### Your turn: `{symbol}`
@@ -61,7 +61,8 @@ def cells_of(
         names = ", ".join(
             f"`{b['symbol']}` ({b['minutes']} minutes)" for b in known["blanks"].values()
         )
-        begin = BEGIN.format(names=" and ".join(names.rsplit(", ", 1)))
+        each = "one of them" if len(known["blanks"]) > 1 else "it"
+        begin = BEGIN.format(names=" and ".join(names.rsplit(", ", 1)), each=each)
         cells.append(new_markdown_cell(begin, id="workbook-begin"))
     asked: set[str] = set()
     for at, part in enumerate(shown):

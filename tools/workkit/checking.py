@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from workkit import naming
+from workkit import earlier, elsewhere, naming
 from workkit.ours import book_answer
 from workkit.package import blanks_of, read_data, texts_of, write_package
 from workkit.process import blame_end, parsed, run_job
+from workkit.returns import told_of_none
 from workkit.store import Store, only_one, read_json, write_whole
 
 SECONDS = 180  # for one cell
@@ -27,6 +29,7 @@ class Workbook:
         self.state: dict[str, Any] = read_json(self.state_file, {})
         for name in (
             "passed",
+            "failed",
             "lent",
             "hints",
             "answers",
@@ -38,22 +41,42 @@ class Workbook:
             self.state.setdefault(name, {})
         self.store = Store(folder, blanks_of(self.data))
         self.problems: dict[str, str] = {}
+        self.asides: list[str] = []  # what is to be said before the answer to a word
 
     def save(self) -> None:
         write_whole(self.state_file, json.dumps(self.state, indent=1))
 
     def blank(self, name: str) -> tuple[str, dict, dict]:
-        """A blank by its whole name, or its last part: name, chapter, itself."""
+        """A blank by its whole name, or its last part: name, chapter, itself.
+
+        Of several with the same last part, the first that does not pass yet.
+        """
         every = [
             (n, known, b)
             for known in self.data.values()
             for n, b in known["blanks"].items()
         ]
-        found = [one for one in every if name in (one[0], one[2]["symbol"])]
-        if len(found) == 1:
-            return found[0]
-        told = "say which" if found else "not in this workbook; there are"
-        raise SystemExit(f"{name}: {told}: {', '.join(n for n, _, _ in found or every)}")
+        found = [one for one in every if name == one[0]]
+        found = found or [one for one in every if name == one[2]["symbol"]]
+        if not found:
+            raise SystemExit(self.unknown(name, every))
+        open_ones = [one for one in found if not earlier.passes(self, one[0])]
+        taken = (open_ones or found)[0]
+        if others := [n for n, _, _ in found if n != taken[0]]:
+            said = f"This is {taken[0]}, {earlier.called(taken[1]['key'])}"
+            self.asides.append(f"{said}; for the other, say {' or '.join(others)}.")
+        return taken
+
+    def unknown(self, name: str, every: list[tuple[str, dict, dict]]) -> str:
+        """That there is no such definition, and which are near."""
+        names = {b["symbol"].lower(): b["symbol"] for _, _, b in every}
+        names |= {n.lower(): n for n, _, _ in every if "." in name}
+        if near := difflib.get_close_matches(name.lower(), names, 1, 0.6):
+            return f"There is no definition {name}: did you mean `{names[near[0]]}`?"
+        begun = next((k for n, k, _ in every if not earlier.passes(self, n)), every[-1][1])
+        there = ", ".join(f"`{b['symbol']}`" for b in begun["blanks"].values())
+        here = earlier.called(begun["key"])
+        return f"There is no definition {name}; those of {here} are {there}."
 
     def called(self, name: str) -> str:
         """The last part of a name where no other definition has it, else all of it."""
@@ -80,8 +103,13 @@ class Workbook:
         said = []
         with only_one(self.folder):
             if back := self.store.collect():
-                said.append(f"{back} of your answers were put back into the notebooks.")
-            said += self.store.problems
+                what = "answer of yours was" if back == 1 else "answers of yours were"
+                said.append(
+                    f"{back} {what} put back into the notebooks; to empty a cell, use "
+                    "python check.py reset NAME."
+                )
+            said += elsewhere.lost(self.folder, self.data, self.store.answers)
+            said += [p for p in self.store.problems if p.split()[0] not in " ".join(said)]
             texts, self.problems = texts_of(self.data, self.answers())
             write_package(self.folder, texts)
         return said
@@ -90,6 +118,7 @@ class Workbook:
         """Runs the checks of a chapter, and keeps what passed."""
         known = self.data[key]
         said = self.sync()
+        said = earlier.warnings(self, key) + said
         run = self.run(known, self.answers())
         states = {name: self.state_of(name) for name in known["blanks"]}
         blanks = naming.judge(known, run["notes"], states)
@@ -97,12 +126,17 @@ class Workbook:
             if name in blanks:
                 blanks[name] = {"state": "failed", "problem": problem}
         blame_end(run, blanks)
+        earlier.wait_for(self, key, run["notes"], blanks)
         held = naming.equations_held(known, run["notes"], blanks)
         done = naming.exercises_done(known, run["notes"])
         for name, found in blanks.items():
-            self.state["passed"].pop(name, None)
+            for kept in ("passed", "failed"):
+                self.state[kept].pop(name, None)
             if found["state"] == "passed":
-                self.state["passed"][name] = True
+                self.state["passed"][name] = earlier.digest(self.store.answers[name])
+            elif found["state"] == "failed":
+                self.state["failed"][name] = True
+                told_of_none(found, name, self.store.answers.get(name, ""))
         self.state["equations"] |= {label: ok for label, ok in held.items()}
         solved = {n: note["kind"] == "passed" for n, note in done.items()}
         self.state["exercises"] |= solved
@@ -132,10 +166,12 @@ class Workbook:
         if len(ours) < len(known["blanks"]):
             return 0.0
         both = []
-        for answers in (mine, mine | ours):
-            write_package(self.folder, texts_of(self.data, answers)[0])
-            both.append(self.run(known, answers)["seconds"])
-        self.sync()
+        try:
+            for answers in (mine, mine | ours):
+                write_package(self.folder, texts_of(self.data, answers)[0])
+                both.append(self.run(known, answers)["seconds"])
+        finally:  # also when it is stopped: ours is not to stay in the package
+            self.sync()
         return (both[0] + 0.1) / (both[1] + 0.1)  # what is too short to tell is alike
 
     def clock(self) -> None:

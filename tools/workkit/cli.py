@@ -40,8 +40,17 @@ def main(folder: Path, words: list[str]) -> int:
     )
     options.add_argument("--time", action="store_true", help="compare the time with ours")
     args = options.parse_args(words)
-    book, status = Workbook(folder), 0
-    key = key_of(book, args.what)
+    try:
+        return act(Workbook(folder), args, options)
+    except KeyboardInterrupt:
+        many = args.what == "all"
+        print(f"\nStopped; {'what was done is kept' if many else 'nothing was changed'}.")
+        return 130
+
+
+def act(book: Workbook, args: argparse.Namespace, options: argparse.ArgumentParser) -> int:
+    """Does what the words ask for; 0 if nothing is wrong."""
+    status, key = 0, key_of(book, args.what)
     if key or args.what == "all":
         keys = [key] if key else [k for k, c in book.data.items() if c["blanks"]]
         return checks(book, keys, args.json, args.time)
@@ -51,7 +60,11 @@ def main(folder: Path, words: list[str]) -> int:
     elif args.what == "milestone":
         status = milestones.show(book, args.name)
     elif args.what in helping.ACTIONS:
-        print(helping.ACTIONS[args.what](book, key_of(book, args.name) or args.name))
+        said = helping.ACTIONS[args.what](book, key_of(book, args.name) or args.name)
+        print("\n".join([*book.asides, said]))
+    elif looks_like_key(args.what):
+        print(no_chapter(book, args.what), file=sys.stderr)
+        return 2
     else:
         options.error(f"what is {args.what}?\n\n{USES}")
     progress.write_page(book)
@@ -63,6 +76,19 @@ def key_of(book: Workbook, word: str) -> str:
     word = word.partition("_")[0]
     wanted = f"{int(word):02d}" if word.isdigit() else word
     return wanted if wanted in book.data else ""
+
+
+def looks_like_key(word: str) -> bool:
+    return word.partition("_")[0].isdigit() or len(word) == 1
+
+
+def no_chapter(book: Workbook, word: str) -> str:
+    """Which chapters there are: those in which something is to be written."""
+    keys = [key.lstrip("0") for key, known in book.data.items() if known["blanks"]]
+    numbers = [key for key in keys if key.isdigit()]
+    others = "".join(f" and {key}" for key in keys if not key.isdigit())
+    there = f"{numbers[0]} to {numbers[-1]}{others}"
+    return f"there is no chapter {word}; chapters are {there}"
 
 
 def checks(book: Workbook, keys: list[str], file: Path | None, timed: bool) -> int:

@@ -105,7 +105,8 @@ def reset(book: Workbook, word: str) -> str:
                 cell["source"] = book.store.blanks[name].splitlines(keepends=True)
                 text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
                 path.write_text(text, encoding="utf-8", newline="\n")
-    book.state["passed"].pop(name, None)
+    for kept in ("passed", "failed"):
+        book.state[kept].pop(name, None)
     book.save()
     book.sync()
     return f"{name} is empty again; what it held is in yours/history.jsonl."

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from workkit import final
 from workkit.checking import MEGABYTES, SECONDS, Workbook
+from workkit.earlier import called
 from workkit.process import run_job
-from workkit.report import called, folded
+from workkit.report import folded
 
 
 class Milestone(NamedTuple):

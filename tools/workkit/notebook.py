@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,27 @@ class Desk:
     def check(self) -> None:
         """Runs the checks of this chapter on what you wrote."""
         with contextlib.chdir(self.folder):
-            cli.main(self.folder, [self.key])
+            try:
+                cli.main(self.folder, [self.key])
+            except SystemExit as reason:  # such as another run that goes on
+                print(reason)
 
     def hint(self, name: str) -> None:
         """The next of two hints."""
-        print(helping.hint(Workbook(self.folder), self.full(name)))
+        self.tell(helping.hint, name)
 
     def answer(self, name: str) -> None:
         """Our answer, after the hints."""
-        print(helping.answer(Workbook(self.folder), self.full(name)))
+        self.tell(helping.answer, name)
+
+    def tell(self, action: Callable[[Workbook, str], str], name: str) -> None:
+        """What it says, or why it says nothing; a cell is not to end with SystemExit."""
+        book = Workbook(self.folder)
+        try:
+            said = action(book, self.full(name))
+        except SystemExit as reason:
+            said = str(reason)
+        print("\n".join([*book.asides, said]))
 
     def full(self, name: str) -> str:
         """The definition of this chapter, where two chapters have one of that name."""

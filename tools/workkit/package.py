@@ -17,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from bookkit.chapters import BookError, Chapter, write_text
 from bookkit.modules import read_modules
 from bookkit.tangle import assembled
+from workkit.names import plainly
 
 
 def read_data(folder: Path) -> dict[str, dict[str, Any]]:
@@ -102,8 +103,8 @@ def texts_of(
             name = cells[0].metadata.get("blank") if cells else ""
             if not name or name in problems:
                 raise
-            said = re.sub(r" \(imports go to.*", ": import it in this cell", str(error))
-            problems[name] = f"{name}: {said.partition(': ')[2]}"
+            said = plainly(data, name, answers[name], str(error).partition(": ")[2])
+            problems[name] = f"{name}: {said}"
 
 
 def write_package(folder: Path, texts: dict[str, str]) -> list[str]:

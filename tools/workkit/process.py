@@ -68,7 +68,13 @@ def blame_end(run: dict, blanks: dict[str, dict]) -> None:
     for name in inside[:1]:
         line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
         where = f", in line {line[1]} of your cell" if line else ""
-        blanks[name] = {"state": "failed", "problem": f"{name}: {run['ended']}{where}"}
+        what, asks, guess = run["ended"].partition(": is there")
+        problem = f"{name}: {what}{where}{asks}{guess}"
+        blanks[name] = {"state": "failed", "problem": problem}
+        failed = [n for n, found in blanks.items() if found["state"] == "failed"]
+        for found in blanks.values():
+            if found["state"] == "waits" and not {*found["for"]} & {*failed}:
+                found["for"] = [name]
 
 
 def parsed(source: str) -> str:

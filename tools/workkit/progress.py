@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workkit import earlier
 from workkit.checking import Workbook
 from workkit.milestones import MILESTONES, reached
 from workkit.report import next_step
@@ -15,7 +16,7 @@ def chapter_line(book: Workbook, key: str) -> tuple[int, int, int, int, int, int
     known, state = book.data[key], book.state
     numbers = [exercise["number"] for exercise in known["exercises"]]
     return (
-        sum(name in state["passed"] for name in known["blanks"]),
+        sum(earlier.passes(book, name) for name in known["blanks"]),
         len(known["blanks"]),
         sum(state["equations"].get(label, False) for label in known["equations"]),
         len(known["equations"]),

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from workkit.checking import Workbook
+from workkit.earlier import called, passes
 
 COUNTED = {2: "two", 3: "three", 4: "four"}
 MOST = 2  # how many times our time a reader's code may take
@@ -54,12 +55,8 @@ def folded(line: str) -> list[str]:
     return textwrap.wrap(f"    {line}", subsequent_indent=indent, **how)
 
 
-def called(key: str) -> str:
-    return f"chapter {key.lstrip('0')}" if key.isdigit() else f"appendix {key}"
-
-
 def summary(known: dict, found: dict[str, Any]) -> str:
-    symbols = [known["blanks"][n]["symbol"] for n in found.get("for", [])]
+    symbols = [n.rpartition(".")[2] for n in found.get("for", [])]
     return {
         "passed": "",
         "failed": " does not pass yet",
@@ -77,7 +74,10 @@ def detail(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
     lines += told(found["mistakes"])
     numbers = [known["equations"].get(label, [label])[0] for label in found["labels"]]
     about = f"Equation {', '.join(numbers)}: " if numbers else ""
-    lines += [f"{about}this should hold:", f"  {' '.join(note['text'].split())}"]
+    broke = note.get("story") and "this cell of the chapter could not run:"
+    lines.append(f"{about}{broke or 'this should hold:'}")
+    lines += [f"  {line}" for line in note["text"].splitlines()]
+    lines += [f"  {said}" for said in note.get("differs", [])]
     for name, value in list(note.get("inputs", {}).items())[:4]:
         lines.append(f"  with {name} = {value}")
     if note.get("compared"):
@@ -106,13 +106,26 @@ def told(mistakes: list[str]) -> list[str]:
 
 
 def next_step(book: Workbook) -> str:
-    """The first definition that does not pass, as an order."""
+    """What does not pass in the first chapter that has such, as an order.
+
+    There, one that failed comes first, and then what is not written: others may wait.
+    """
     for key, known in book.data.items():
-        for name, blank in known["blanks"].items():
-            if name not in book.state["passed"] and book.state_of(name) != "lent":
-                do = "mend" if book.state_of(name) == "written" else "write"
-                where = f"book/{known['file']} ({called(key)}"
-                return f"{do} `{blank['symbol']}` in {where}, {blank['minutes']} minutes)."
+        left = [
+            name
+            for name in known["blanks"]
+            if not passes(book, name) and book.state_of(name) != "lent"
+        ]
+        if left:
+            failed = [name for name in left if name in book.state["failed"]]
+            asked = [name for name in left if book.state_of(name) == "to do"]
+            name = [*failed, *asked, *left][0]
+            blank = known["blanks"][name]
+            if not failed and not asked:
+                how = f"python check.py {key.lstrip('0')}"
+                return f"{how}, as `{blank['symbol']}` has not passed as it stands now."
+            where = f"book/{known['file']} ({called(key)}, {blank['minutes']} minutes)"
+            return f"{'mend' if failed else 'write'} `{blank['symbol']}` in {where}."
     return ""
 
 

@@ -11,6 +11,7 @@ import ast
 import linecache
 import random
 import symtable
+import textwrap
 import traceback
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,8 @@ from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
 from workkit.places import place_of
-from workkit.values import apart, both, brief, digits, holds
+from workkit.sides import differences, sides, unseen
+from workkit.values import apart, brief, digits, holds
 
 YOURS = "yours to write"
 # A call may change what it names, but through these no value of the reader's comes back.
@@ -87,7 +89,18 @@ class Tracer:
             if isinstance(error, KeyboardInterrupt):
                 raise
             self.lost |= makes
-            self.failure(text, error)
+            self.failure(self.raised_in(node, error, file) or text, error)
+            self.notes[-1]["story"] = self.notes[-1]["kind"] == "raised"
+
+    def raised_in(self, node: ast.stmt, error: BaseException, file: str) -> str:
+        """The lines of the statement that raised, within a larger one."""
+        inner: list[ast.stmt] = [node]
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == file and frame.lineno:
+                here = [n for n in inside(node) if n.lineno <= frame.lineno <= last_of(n)]
+                inner = here or inner
+        first, last = inner[-1].lineno, last_of(inner[-1])
+        return textwrap.dedent("".join(linecache.getlines(file)[first - 1 : last])).strip()
 
     def owners_of(self, names: set[str]) -> set[str]:
         """The reader's definitions that stand behind what has these names."""
@@ -135,8 +148,9 @@ class Tracer:
         self.note(
             "failed",
             text,
-            compared=both(values),
-            digits=[digits(v) for v in values],
+            compared=sides(values),
+            differs=differences(form, values),
+            digits=[digits(v) for v in values] + unseen(form, values),
             inputs=shown,
             message=said,
         )
@@ -152,6 +166,19 @@ def shows(value: Any) -> bool:
     if isinstance(value, ModuleType):  # NumPy has a function `shape`
         return False
     return hasattr(value, "shape") or isinstance(value, int | float | list | tuple)
+
+
+def inside(node: ast.AST) -> list[ast.stmt]:
+    """The statement and those within it, the innermost last."""
+    return [n for n in ast.walk(node) if isinstance(n, ast.stmt)]
+
+
+def last_of(node: ast.stmt) -> int:
+    """The last line of a statement, or of its head where it has others within."""
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body:
+        return max(node.lineno, body[0].lineno - 1)
+    return node.end_lineno or node.lineno
 
 
 def decorators(node: ast.stmt) -> list[ast.expr]:

@@ -102,7 +102,7 @@ def alike(a: Any, b: Any) -> bool:
         return False
 
 
-def brief(value: Any, other: Any = None) -> str:
+def brief(value: Any, other: Any = None, places: int = 4) -> str:
     """A value in a line; of a large one, the entry where it differs most from another."""
     shape = getattr(value, "shape", None)
     if shape is None:
@@ -110,32 +110,25 @@ def brief(value: Any, other: Any = None) -> str:
         return text if len(text) <= 160 else f"{text[:150]} …"
     flat = list(numbers(value))
     if len(flat) <= 24:
-        return written(listed(value))
+        return written(listed(value), places)
     text = f"shape {tuple(shape)}"
     there = (
         list(numbers(other)) if tuple(getattr(other, "shape", ())) == tuple(shape) else []
     )
     gaps = [abs(a - b) if a == a and b == b else math.inf for a, b in zip(flat, there)]  # noqa: B905
     if not gaps:
-        return f"{text}, beginning {written(flat[:6])}"
+        return f"{text}, beginning {written(flat[:6], places)}"
     at = gaps.index(max(gaps))
     place, rest = [], at
     for size in reversed(shape):
         place.insert(0, rest % size)
         rest //= size
-    return f"{text}, at {place}: {flat[at]:.4g}"
+    return f"{text}, at {place}: {written(flat[at], places)}"
 
 
-def both(values: list[Any]) -> list[str]:
-    """The two values of a comparison, and their types where these are not the same."""
-    texts = [brief(value, values[1 - i]) for i, value in enumerate(values)]
-    types = [str(value.dtype) for value in values if hasattr(value, "dtype")]
-    if len(set(types)) == 2:
-        texts = [f"{text}, {dtype}" for text, dtype in zip(texts, types, strict=True)]
-    return texts
-
-
-def written(value: Any) -> str:
+def written(value: Any, places: int = 4) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(written, value))}]"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return f"[{', '.join(written(part, places) for part in value)}]"
+    if isinstance(value, float):
+        return f"{value + 0.0:.{places}g}"  # −0 is 0
+    return str(value)
