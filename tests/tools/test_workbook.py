@@ -23,6 +23,7 @@ from other_answers import WRITTEN, other_answers
 from tiny_book import ROOT
 from workkit import cli
 from workkit.checking import Workbook
+from workkit.definitions import blank
 from workkit.notebook import Desk
 from workkit.package import read_data, texts_of
 from workkit.report import detail, folded, in_words, next_step, pace, told
@@ -318,8 +319,8 @@ def test_of_two_definitions_the_first_that_does_not_pass_is_meant(folder, monkey
     assert "say backprop.attention.ScaledDotProductAttention.\nHint 1 of 2" in told
     book = Workbook(folder)
     book.state["passed"]["layer_norm.LayerNorm"] = True
-    assert book.blank("LayerNorm")[0] == "backprop.layer_norm.LayerNorm"
-    assert book.blank("layer_norm.LayerNorm")[0] == "layer_norm.LayerNorm"
+    assert blank(book, "LayerNorm")[0] == "backprop.layer_norm.LayerNorm"
+    assert blank(book, "layer_norm.LayerNorm")[0] == "layer_norm.LayerNorm"
 
 
 def test_hints_come_before_the_answer_and_loans_are_counted(folder):
@@ -741,7 +742,7 @@ def test_a_wrong_name_offers_a_near_one(folder, capsys):
     assert "those of chapter 1 are `apply_mask`" in said and "LayerNorm" not in said
     assert cli.main(folder, ["99"]) == 2
     said = capsys.readouterr().err
-    assert said == "there is no chapter 99; chapters are 1 to 15 and E\n"
+    assert said == "there is no chapter 99; chapters are 1 to 17 and E\n"
 
 
 def test_a_check_is_stopped(folder, capsys, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 from workkit import help as helping
 from workkit import milestones, progress, report
 from workkit.checking import Workbook
+from workkit.grading import graded
 
 USES = """\
 python check.py               how far you are, and what is next
@@ -102,7 +103,7 @@ def checks(book: Workbook, keys: list[str], file: Path | None, timed: bool) -> i
             result["ratio"] = book.time_ratio(key)
             good = good and result["ratio"] <= report.MOST
         print(report.in_words(book, result), flush=True)
-        grades.append(report.graded(book, result))
+        grades.append(graded(book, result))
     if file:
         text = json.dumps({"chapters": grades}, indent=1, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")

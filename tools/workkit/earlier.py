@@ -6,6 +6,8 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
+from workkit import definitions
+
 if TYPE_CHECKING:
     from workkit.checking import Workbook
 
@@ -58,7 +60,7 @@ def warnings(book: Workbook, key: str) -> list[str]:
     chapter, lines = before(book, key), []
     for name, why in unsound(book, key).items():
         key = chapter[name]
-        told = f"`{book.called(name)}` ({called(key)}) {why}"
+        told = f"`{definitions.called(book, name)}` ({called(key)}) {why}"
         lines.append(f"{told}: run python check.py {key.lstrip('0')} first.")
     return lines
 

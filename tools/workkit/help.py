@@ -7,6 +7,7 @@ import re
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from workkit import definitions
 from workkit.checking import Workbook
 from workkit.ours import book_answer
 from workkit.store import name_of
@@ -18,13 +19,12 @@ NO_BOOK = (
 
 def hint(book: Workbook, word: str) -> str:
     """The first hint, at the second call the second."""
-    name, _, blank = book.blank(word)
+    name, _, blank = definitions.blank(book, word)
     count = book.state["hints"].get(name, 0)
     if count >= len(blank["hints"]):
         last = "Those were the hints. "
-        return (
-            f"{last}{blank['hints'][-1]}\nOur answer: check.py answer {book.called(name)}"
-        )
+        short = definitions.called(book, name)
+        return f"{last}{blank['hints'][-1]}\nOur answer: check.py answer {short}"
     book.state["hints"][name] = count + 1
     book.save()
     return f"Hint {count + 1} of {len(blank['hints'])}: {blank['hints'][count]}"
@@ -32,7 +32,7 @@ def hint(book: Workbook, word: str) -> str:
 
 def answer(book: Workbook, word: str) -> str:
     """Our answer, once the hints have been read."""
-    name, known, blank = book.blank(word)
+    name, known, blank = definitions.blank(book, word)
     if book.state["hints"].get(name, 0) < len(blank["hints"]):
         return f"First the hints: {hint(book, name)}"
     found = book_answer(name) or from_site(book, name, known)
@@ -93,7 +93,7 @@ def give_back(book: Workbook, _: str) -> str:
 
 def reset(book: Workbook, word: str) -> str:
     """Empties the cell of a definition, or of an exercise such as 3.1."""
-    name = word if word in book.store.blanks else book.blank(word)[0]
+    name = word if word in book.store.blanks else definitions.blank(book, word)[0]
     book.sync()
     book.store.reset(name)
     book.store.save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from workkit import final
+from workkit import definitions, final
 from workkit.checking import MEGABYTES, SECONDS, Workbook
 from workkit.earlier import called
 from workkit.process import run_job
@@ -96,7 +96,7 @@ def wanting(book: Workbook, name: str) -> str:
     for state, said in (("to do", "First write"), ("lent", "Ours stand in for")):
         found = [n for n, is_ in states.items() if is_ == state]
         if found:
-            _, known, blank = book.blank(found[0])
+            _, known, blank = definitions.blank(book, found[0])
             more = f" and {len(found) - 1} more" if found[1:] else ""
             where = f"`{blank['symbol']}` ({called(known['key'])}){more}"
             lent = "; a milestone takes your own." if state == "lent" else "."

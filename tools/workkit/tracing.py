@@ -9,27 +9,19 @@ from __future__ import annotations
 
 import ast
 import linecache
-import random
 import symtable
-import textwrap
 import traceback
-from types import ModuleType
 from typing import Any
-
-import numpy as np
-import torch
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
-from workkit.places import place_of
+from workkit.places import place_of, raised_in
 from workkit.sides import differences, sides, unseen
-from workkit.values import apart, brief, digits, holds
+from workkit.values import CARRY_NOTHING, apart, brief, digits, holds, shows
 
 YOURS = "yours to write"
-# A call may change what it names, but through these no value of the reader's comes back.
-CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
 
 class Tracer:
@@ -51,7 +43,8 @@ class Tracer:
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
         labels = labels_by_line(source)
         for number, node in enumerate(ast.parse(source).body):
-            first = min([node.lineno, *(d.lineno for d in decorators(node))])
+            decorators = getattr(node, "decorator_list", [])
+            first = min(n.lineno for n in (node, *decorators))
             behind = labels[max((n for n in labels if n <= first), default=0)]
             text = ast.get_source_segment(source, node) or ""
             self.at = {"cell": name, "statement": number, "labels": behind, "parts": 0}
@@ -85,22 +78,12 @@ class Tracer:
             called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
             if called and self.at["labels"] and len(self.notes) == before:
                 self.note("passed", text)  # such as check_attention(…)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             self.lost |= makes
-            self.failure(self.raised_in(node, error, file) or text, error)
+            self.failure(raised_in(node, error, file) or text, error)
             self.notes[-1]["story"] = self.notes[-1]["kind"] == "raised"
-
-    def raised_in(self, node: ast.stmt, error: BaseException, file: str) -> str:
-        """The lines of the statement that raised, within a larger one."""
-        inner: list[ast.stmt] = [node]
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == file and frame.lineno:
-                here = [n for n in inside(node) if n.lineno <= frame.lineno <= last_of(n)]
-                inner = here or inner
-        first, last = inner[-1].lineno, last_of(inner[-1])
-        return textwrap.dedent("".join(linecache.getlines(file)[first - 1 : last])).strip()
 
     def owners_of(self, names: set[str]) -> set[str]:
         """The reader's definitions that stand behind what has these names."""
@@ -160,26 +143,3 @@ class Tracer:
         key = f"{at['cell']}:{at['statement']}:{at['parts']}"
         kept = {"kind": kind, "key": key, "cell": at["cell"], "text": text[:400]}
         self.notes.append(kept | {"labels": at["labels"], "uses": at["uses"]} | more)
-
-
-def shows(value: Any) -> bool:
-    if isinstance(value, ModuleType):  # NumPy has a function `shape`
-        return False
-    return hasattr(value, "shape") or isinstance(value, int | float | list | tuple)
-
-
-def inside(node: ast.AST) -> list[ast.stmt]:
-    """The statement and those within it, the innermost last."""
-    return [n for n in ast.walk(node) if isinstance(n, ast.stmt)]
-
-
-def last_of(node: ast.stmt) -> int:
-    """The last line of a statement, or of its head where it has others within."""
-    body = getattr(node, "body", None)
-    if isinstance(body, list) and body:
-        return max(node.lineno, body[0].lineno - 1)
-    return node.end_lineno or node.lineno
-
-
-def decorators(node: ast.stmt) -> list[ast.expr]:
-    return getattr(node, "decorator_list", [])

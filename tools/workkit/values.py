@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import operator
+import random
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 OPERATORS = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le,
     "Gt": operator.gt, "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not,
     "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
 }  # fmt: skip
+# A call may change what it names, but through these no value of the reader's comes back.
+CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
 
 def holds(form: str, parts: tuple) -> bool:
@@ -132,3 +139,10 @@ def written(value: Any, places: int = 4) -> str:
     if isinstance(value, float):
         return f"{value + 0.0:.{places}g}"  # −0 is 0
     return str(value)
+
+
+def shows(value: Any) -> bool:
+    """Whether a value says something when it is printed beside a failure."""
+    if isinstance(value, ModuleType):  # NumPy has a function `shape`
+        return False
+    return hasattr(value, "shape") or isinstance(value, int | float | list | tuple)
