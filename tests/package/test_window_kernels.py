@@ -132,6 +132,20 @@ def test_what_nobody_sees_is_not_read(causal, walks):
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("walks", [False, True])
+def test_a_query_does_not_walk_beyond_its_window(walks):
+    """Not causal: the first queries do not know that later keys are no numbers."""
+    torch.use_deterministic_algorithms(walks)
+    query, key, value = draw(48, 48)
+    key[:, 32:] = value[:, 32:] = torch.nan  # queries 0 to 15 see the keys up to 19
+    query.requires_grad_()
+    output = flash_attention_triton(query, key, value, window=5)
+    assert output[:, :16].isfinite().all() and output[:, 32:].isnan().all()
+    output[:, :16].sum().backward()
+    assert query.grad[:, :16].isfinite().all()
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_key_does_not_walk_along_queries_that_do_not_see_it(causal):
     """Queries beyond the window of the first keys are no numbers; dK and dV do not know."""
