@@ -13,7 +13,7 @@ from attnlib.flash_triton.blocks import (
     tl,
     triton,
 )
-from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale, window_range
+from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale, window_range
 
 
 @triton.jit
@@ -124,12 +124,7 @@ def query_gradient_kernel(
     delta = tl.load(delta + row + query_at)
     grad_q = tl.zeros((BLOCK_Q, PADDED_K), tl.float32)
 
-    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
-    first = 0
-    if window is not None:
-        first, end = window_range(
-            start, end, queries, keys, window, BLOCK_Q, BLOCK_K, CAUSAL
-        )
+    first, whole, end = window_range(start, queries, keys, window, BLOCK_Q, BLOCK_K, CAUSAL)
     if MASK != "none" or window is not None:
         grad_q = key_walk(
             q, grad_o, key, value, mask, window, first, end, query_at, level, delta, grad_q,

@@ -12,7 +12,7 @@ from attnlib.flash_triton.blocks import (
     tl,
     triton,
 )
-from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale, window_range
+from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale, window_range
 
 
 @triton.jit
@@ -108,12 +108,7 @@ def forward_kernel(
     total = tl.zeros((BLOCK_Q,), tl.float32)
     accumulator = tl.zeros((BLOCK_Q, PADDED_V), tl.float32)
 
-    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
-    first = 0
-    if window is not None:
-        first, end = window_range(
-            start, end, queries, keys, window, BLOCK_Q, BLOCK_K, CAUSAL
-        )
+    first, whole, end = window_range(start, queries, keys, window, BLOCK_Q, BLOCK_K, CAUSAL)
     if MASK != "none" or window is not None:  # it may cut any tile
         maximum, total, accumulator = forward_walk(
             q, key, value, mask, window, first, end, query_at, maximum, total, accumulator,

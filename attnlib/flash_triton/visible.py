@@ -95,18 +95,23 @@ def key_range(
 
 @triton.jit
 def window_range(
-    start, end, queries, keys, window, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    start, queries, keys, window,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """The keys of `key_range` that a window leaves: from `first`, a multiple of BLOCK_K.
+    """`key_range`, and before it the first key that a window leaves; 0 without a window.
 
-    The first query sees the earliest key, and the last one the latest. There is a tile.
+    It is a multiple of BLOCK_K. The first query sees the earliest key, and the last one the
+    latest. There is a tile.
 
     Source: chapter 15; chapter 18 for windows.
     """
-    at = start + keys - queries
-    first = tl.maximum(at - window + 1, 0) // BLOCK_K * BLOCK_K
-    if not CAUSAL:
-        behind = tl.minimum(start + BLOCK_Q, queries) + keys - queries
-        end = tl.minimum(end, behind + window - 1)
-    return first, tl.maximum(end, first + BLOCK_K)
+    whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
+    first = 0
+    if window is not None:
+        shift = keys - queries
+        first = tl.maximum(start + shift - window + 1, 0) // BLOCK_K * BLOCK_K
+        if not CAUSAL:
+            behind = tl.minimum(start + BLOCK_Q, queries) + shift
+            end = tl.minimum(end, behind + window - 1)
+        end = tl.maximum(end, first + BLOCK_K)
+    return first, whole, end
