@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from attnlib import (
     CausalAttention,
     FlashAttention,
+    KVCache,
+    LanguageModel,
     LearnedBiasAttention,
     PhysicsGuidedAttention,
     ScaledDotProductAttention,
@@ -433,3 +435,22 @@ def test_refusals(call, window, error, as_shipped):
         call(window)
     expected = f"window: expected None or an integer of at least 1, got {window!r}"
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("attention", [ScaledDotProductAttention, FlashAttention])
+def test_a_model_that_writes_with_a_cache(attention):
+    """One query at a time, and pieces of several, see what the whole text sees at once."""
+    torch.manual_seed(0)
+    heads = attention(causal=True, window=3)
+    model = LanguageModel(11, 20, 16, 2, 2, attention=heads).eval()
+    ids = torch.randint(11, (2, 12))
+    with torch.no_grad():
+        whole = model(ids)
+        caches = [KVCache(20) for _ in model.blocks]
+        parts = [model(part, cache=caches) for part in ids.split((5, 1, 4, 1, 1), dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+        changed = ids.clone()
+        changed[:, 0] = (changed[:, 0] + 1) % 11
+        far = model(changed)[:, 5:]  # two blocks see 1 + 2 · 2 tokens, so not the first
+    torch.testing.assert_close(far, whole[:, 5:])
+    assert not torch.allclose(model(changed)[:, 4], whole[:, 4])
