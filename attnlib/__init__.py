@@ -16,7 +16,13 @@ from attnlib.flash_triton import flash_attention_triton, flash_decoding_triton
 from attnlib.fused import fused_attention
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
-from attnlib.masks import apply_mask, causal_mask, mask_from_torch, padding_mask
+from attnlib.masks import (
+    apply_mask,
+    causal_mask,
+    mask_from_torch,
+    padding_mask,
+    window_mask,
+)
 from attnlib.multi_head import MultiHeadAttention
 from attnlib.online_softmax import (
     SoftmaxState,
@@ -82,6 +88,8 @@ __all__ = [
     "rotate",
     # Chapter 17: a cache
     "KVCache",
+    # Chapter 18: fewer keys
+    "window_mask",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -18,7 +18,8 @@ class BaseAttention(nn.Module, ABC):
     """What every attention of this package is: a module with this `forward`.
 
     A subclass that has a causal mode sets `causal` on the instance; it is then aligned
-    bottom right (see `causal_mask`) and composes with any mask.
+    bottom right (see `causal_mask`) and composes with any mask. So does one that lets a
+    query see a window of keys only, with `window` (see `window_mask`).
     `attnlib.testing.check_attention` tests whether a class keeps the whole contract.
 
     A subclass whose `forward` has an argument `need_weights` may leave them out, and then
@@ -28,6 +29,7 @@ class BaseAttention(nn.Module, ABC):
     """
 
     causal: bool = False
+    window: int | None = None
     takes_need_weights: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -17,21 +17,29 @@ class CausalAttention(SelfAttention):
         dropout: probability in [0, 1] of dropping a weight, in training mode only. The
             weights that `forward` returns are those before dropout; each row sums to 1.
         dqv_bias: whether the three linear maps have a bias.
+        window: let each token see only itself and the window - 1 before it; `None` means
+            all that came before.
 
     Attributes:
         W_query, W_key, W_value: `nn.Linear(d_in, d_out)` layers, made in this order.
 
     Raises:
-        TypeError: `dropout` is a truth value, `dqv_bias` is none, or one of them is given
-            by its position, where `SelfAttention` has the bias.
-        ValueError: `dropout` lies outside [0, 1].
+        TypeError: `dropout` is a truth value, `dqv_bias` is none, `window` no integer, or
+            one of them is given by its position, where `SelfAttention` has the bias.
+        ValueError: `dropout` lies outside [0, 1], or `window` is below 1.
 
     Source: chapter 3, eq-causal-attention, eq-dropout; Vaswani et al. (2017), section
     3.2.3.
     """
 
     def __init__(
-        self, d_in: int, d_out: int, *, dropout: float = 0.0, dqv_bias: bool = False
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        dropout: float = 0.0,
+        dqv_bias: bool = False,
+        window: int | None = None,
     ) -> None:
         super().__init__(d_in, d_out, dqv_bias)
-        self.attention = ScaledDotProductAttention(dropout, causal=True)
+        self.attention = ScaledDotProductAttention(dropout, causal=True, window=window)

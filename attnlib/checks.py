@@ -412,6 +412,26 @@ def require_flag(name: str, value: bool) -> bool:
     return value
 
 
+def require_window(window: int | None) -> int | None:
+    """Returns `window` if it is `None` or a number of tokens that a query may see.
+
+    Args:
+        window: expected `None`, or an integer of at least 1.
+
+    Raises:
+        TypeError: anything else, a truth value too, which Python takes for 0 or 1.
+        ValueError: it is below 1.
+
+    Source: chapter 18; the contract, appendix A.
+    """
+    expected = f"window: expected None or an integer of at least 1, got {window!r}"
+    if isinstance(window, bool) or not isinstance(window, int | None):
+        raise TypeError(expected)
+    if window is not None and window < 1:
+        raise ValueError(expected)
+    return window
+
+
 def require_sizes(**sizes: int) -> None:
     """Refuses a number of features, heads, layers or tokens below 1.
 

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlib.checks import as_autocast, refuse_bad_inputs
-from attnlib.masks import Mask, causal_mask
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_window
+from attnlib.masks import Mask, causal_mask, windowed
 
 
 def four_dimensional(tensor: Tensor) -> Tensor:
@@ -32,6 +32,7 @@ def fused_attention(
     mask: Mask | None = None,
     *,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "*batch queries d_v"]:
     """softmax(QKᵀ/√d_k) V by `F.scaled_dot_product_attention`, which stores no weights.
@@ -47,20 +48,23 @@ def fused_attention(
             the scores.
         causal: query i sees the keys up to i + M - N only; composes with any mask. An N × M
             mask is formed only beside another one, or where 1 < N < M.
+        window: query i sees the keys less than window tokens from i + M - N only, for which
+            several queries need an N × M mask; composes with causal and any mask.
         scale: factor on the scores; `None` means 1/√d_k.
 
     Returns:
         Output (..., N, d_v); 0, with gradients 0, where a query may attend to nothing.
 
     Raises:
-        TypeError: a tensor of the wrong or a mixed dtype.
-        ValueError: a wrong rank, mismatched shapes or devices.
+        TypeError: a tensor of the wrong or a mixed dtype, or window is no integer.
+        ValueError: a wrong rank, mismatched shapes or devices, or window is below 1.
 
     Source: appendix B; eq-attention of chapter 1.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
-    return attend_fused(query, key, value, mask, causal=causal, scale=scale)
+    options = {"causal": causal, "window": require_window(window), "scale": scale}
+    return attend_fused(query, key, value, mask, **options)
 
 
 def attend_fused(
@@ -70,6 +74,7 @@ def attend_fused(
     mask: Tensor | None,
     *,
     causal: bool,
+    window: int | None = None,
     scale: float | None,
 ) -> Tensor:
     """`fused_attention` of what has been looked at already.
@@ -85,8 +90,10 @@ def attend_fused(
         mask = four_dimensional(mask)
     if len(leading) != 2:
         four = (four_dimensional(x) for x in (query, key, value))
-        output = attend_fused(*four, mask, causal=causal, scale=scale)
+        output = attend_fused(*four, mask, causal=causal, window=window, scale=scale)
         return output.reshape(*leading, *output.shape[-2:])
+    if window is not None:
+        key, value, mask = within_window(query, key, value, mask, window)
     queries, keys = query.shape[-2], key.shape[-2]
     attend = F.scaled_dot_product_attention
     if mask is None and (not causal or queries == 1):  # the last query sees every key
@@ -111,3 +118,22 @@ def attend_fused(
         empty = (mask == -torch.inf).all(dim=-1, keepdim=True)
     mask = mask.masked_fill(empty, mask.dtype == torch.bool)  # nobody is to divide by 0
     return attend(query, key, value, attn_mask=mask, scale=scale).masked_fill(empty, 0.0)
+
+
+def within_window(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values without those before all windows, and a mask that hides the others.
+
+    One query needs no mask, only the last keys: decoding with a window reads these alone.
+
+    Source: appendix B; chapter 18.
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    first = max(0, keys - queries - window + 1)
+    key, value = key[..., first:, :], value[..., first:, :]
+    if mask is not None and mask.dim() > 0 and mask.shape[-1] > 1:
+        mask = mask[..., first:]
+    if window < max(queries, keys - first):  # else it hides nothing
+        mask = windowed(mask, queries, keys - first, window, query.device)
+    return key, value, mask

@@ -33,6 +33,47 @@ def causal_mask(
     return everything.tril(diagonal=keys - queries)
 
 
+def window_mask(
+    queries: int, keys: int, window: int, device: torch.device | str | None = None
+) -> Bool[Tensor, "queries keys"]:
+    """Which keys are near each query: True where they are less than `window` tokens apart.
+
+    Args:
+        queries: number of queries N, which are the last of the tokens, as in `causal_mask`.
+        keys: number of keys M.
+        window: a query sees itself and window - 1 tokens on each side; with `causal_mask`
+            beside it, the last `window` tokens, itself among them.
+        device: where to make the mask.
+
+    Returns:
+        Boolean mask of shape (N, M), True = may attend.
+
+    Source: chapter 18.
+    """
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (i - j).abs() < window
+
+
+def windowed(
+    mask: Mask | None,
+    queries: int,
+    keys: int,
+    window: int | None,
+    device: torch.device | str | None = None,
+) -> Mask | None:
+    """A mask, or none, that forbids as well what lies outside of a window, if there is one.
+
+    Source: chapter 18.
+    """
+    if window is None:
+        return mask
+    near = window_mask(queries, keys, window, device)
+    if mask is None:
+        return near
+    return mask & near if mask.dtype == torch.bool else apply_mask(mask, near)
+
+
 def apply_mask(
     scores: Float[Tensor, "*batch queries keys"],
     mask: Mask,

@@ -12,9 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlib.base import BaseAttention
-from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag, require_probability
+from attnlib.checks import (
+    as_autocast,
+    refuse_bad_inputs,
+    require_flag,
+    require_probability,
+    require_window,
+)
 from attnlib.fused import fused_attention
-from attnlib.masks import Mask
+from attnlib.masks import Mask, windowed
 
 
 def masked_softmax(
@@ -94,21 +100,28 @@ class ScaledDotProductAttention(BaseAttention):
         causal: let each query see only keys up to its own position, aligned bottom
             right; composes with any mask.
         scale: factor on the scores; `None` means 1/√d_k.
+        window: let each query see only keys that are less than so many tokens away, see
+            `window_mask`; `None` means all. Composes with causal and with any mask.
 
     Raises:
-        TypeError: `dropout` is no number, or `causal` no truth value.
-        ValueError: `dropout` lies outside [0, 1].
+        TypeError: `dropout` is no number, `causal` no truth value, or `window` no integer.
+        ValueError: `dropout` lies outside [0, 1], or `window` is below 1.
 
     Source: chapter 1, eq-attention; Vaswani et al. (2017), eq. 1.
     """
 
     def __init__(
-        self, dropout: float = 0.0, causal: bool = False, scale: float | None = None
+        self,
+        dropout: float = 0.0,
+        causal: bool = False,
+        scale: float | None = None,
+        *,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         self.dropout = require_probability("dropout", dropout)
         self.causal = require_flag("causal", causal)
-        self.scale = scale
+        self.scale, self.window = scale, require_window(window)
 
     def forward(
         self,
@@ -126,10 +139,12 @@ class ScaledDotProductAttention(BaseAttention):
         dropped, `fused_attention` computes the same output without storing them.
         """
         if not need_weights and not (self.training and self.dropout):
-            options = {"causal": self.causal, "scale": self.scale}
+            options = {"causal": self.causal, "window": self.window, "scale": self.scale}
             return fused_attention(query, key, value, mask, **options), None
         query, key, value, mask = as_autocast(query, key, value, mask)
         refuse_bad_inputs(query, key, value, mask)
+        sizes = (query.shape[-2], key.shape[-2])
+        mask = windowed(mask, *sizes, self.window, query.device)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         weights = masked_weights(scale * query, key, mask, self.causal)
         output = F.dropout(weights, self.dropout, self.training) @ value

@@ -167,6 +167,27 @@ def check_causal(attention: BaseAttention, leading: tuple[int, ...]) -> None:
                 assert (output[..., i, :] == 0).all(), f"{where} sees nothing but is not 0"
 
 
+def check_window(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """If `attention.window`: queries see the keys less than so many tokens away, no others.
+
+    The queries are the last tokens; if `attention.causal`, none sees a later one. The time
+    grows with the window's square: test a small one.
+    """
+    w = attention.window
+    for queries, keys in ((w + 3, w + 3), (3, w + 4), (w + 4, 3)) if w else ():
+        query, key, _ = random_inputs(leading, queries, keys)
+        value = torch.eye(keys, dtype=query.dtype).expand(*leading, keys, keys)
+        output, _ = attention(query, key, value)  # = weights
+        for i in range(queries):
+            p = i + keys - queries  # which token query i is
+            last = p if attention.causal else p + w - 1
+            where = f"query {i} of {queries} with {keys} keys and a window of {w}"
+            for j in range(keys):
+                sees = bool((output[..., i, j] != 0).any())
+                wrong = f"{where} {'sees' if sees else 'does not see'} key {j}"
+                assert sees == (p - w < j <= last), wrong
+
+
 def check_numbers(attention: BaseAttention, leading: tuple[int, ...]) -> None:
     """Finite for large scores; gradients equal to finite differences."""
     query, key, value = random_inputs(leading)
@@ -247,6 +268,7 @@ def check_attention(
         check_mask_values,
         check_empty_rows,
         check_causal,
+        check_window,
         check_numbers,
         *(partial(check_dtype, dtype=dtype) for dtype in dtypes),
         check_refusals,

@@ -19,6 +19,7 @@ from attnlib import (
     causal_mask,
     masked_softmax,
     refuse_bad_inputs,
+    window_mask,
 )
 from attnlib.checks import as_autocast
 from attnlib.testing import check_attention, random_inputs
@@ -39,6 +40,9 @@ class Stepwise(BaseAttention):
     def triangle(self, scores, mask):
         return apply_mask(scores, causal_mask(*scores.shape[-2:]))
 
+    def near(self, scores, mask):
+        return apply_mask(scores, window_mask(*scores.shape[-2:], self.window))
+
     softmax = staticmethod(masked_softmax)
 
     def mix(self, weights, value):
@@ -52,6 +56,8 @@ class Stepwise(BaseAttention):
         scores = self.scores(query, key)
         if self.causal:
             scores = self.triangle(scores, mask)
+        if self.window:
+            scores = self.near(scores, mask)
         if mask is not None:
             scores = self.mask(scores, mask)
         weights = self.softmax(scores)
@@ -64,8 +70,12 @@ class Stepwise(BaseAttention):
         ScaledDotProductAttention,
         lambda: ScaledDotProductAttention(causal=True),
         lambda: ScaledDotProductAttention(dropout=0.3, scale=0.7),
+        lambda: ScaledDotProductAttention(window=2),
+        lambda: ScaledDotProductAttention(causal=True, window=3),
+        lambda: ScaledDotProductAttention(dropout=0.3, causal=True, window=1),
         Stepwise,
         lambda: type("CausalStepwise", (Stepwise,), {"causal": True})(),
+        lambda: type("NearStepwise", (Stepwise,), {"causal": True, "window": 2})(),
     ],
 )
 def test_conformance(factory, as_shipped):
@@ -100,6 +110,16 @@ def convert_mask(self, query, key, value, mask):
 
 def top_left(self, scores, mask):
     return apply_mask(scores, torch.ones_like(scores).tril() == 1)
+
+
+def window_top_left(self, scores, mask):
+    queries, keys = scores.shape[-2:]
+    return apply_mask(scores, window_mask(max(queries, keys), keys, self.window)[:queries])
+
+
+def only_back(self, scores, mask):
+    near = window_mask(*scores.shape[-2:], self.window)
+    return apply_mask(scores, near & causal_mask(*scores.shape[-2:]))
 
 
 def only_boolean(change):
@@ -248,6 +268,54 @@ MISTAKES = {
                 torch.where(empty(w) & (0 < w.shape[-1] < w.shape[-2]), 1.0, o),
                 w,
             ),
+        },
+    ),
+    "a window of one key too many": (
+        "query 2 of 5 with 5 keys and a window of 2 sees key 0",
+        {
+            "window": 2,
+            "causal": True,
+            "near": lambda self, s, m: apply_mask(s, window_mask(*s.shape[-2:], 3)),
+        },
+    ),
+    "a window of one key too few": (
+        "query 1 of 5 with 5 keys and a window of 2 does not see key 0",
+        {
+            "window": 2,
+            "causal": True,
+            "near": lambda self, s, m: apply_mask(s, window_mask(*s.shape[-2:], 1)),
+        },
+    ),
+    "a window, top left": (
+        "query 0 of 3 with 6 keys and a window of 2 sees key 0",
+        {"window": 2, "near": window_top_left},
+    ),
+    "a window that looks back only": (
+        "query 0 of 5 with 5 keys and a window of 2 does not see key 1",
+        {"window": 2, "near": only_back},
+    ),
+    "a window that is ignored": (
+        "query 0 of 5 with 5 keys and a window of 2 sees key 2",
+        {"window": 2, "near": lambda self, s, m: s},
+    ),
+    "a window after the softmax": (
+        "a mask that allows every pair changed the output",
+        {
+            "window": 2,
+            "near": lambda self, s, m: s,
+            "mix": lambda self, w, v: w * window_mask(*w.shape[-2:], 2) @ v,
+            "result": lambda self, o, w, q: (o, None),
+        },
+    ),
+    "a window that ends before itself": (
+        "query 0 of 3 with 6 keys does not see its own position: not bottom right",
+        {"window": 2, "causal": True, "near": window_top_left},
+    ),
+    "window forgotten under a mask": (
+        "a mask that allows every pair changed the output",
+        {
+            "window": 2,
+            "near": lambda self, s, m: s if m is not None else Stepwise.near(self, s, m),
         },
     ),
     "no maximum subtracted": (
