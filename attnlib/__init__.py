@@ -48,6 +48,7 @@ __all__ = [
     "apply_mask",
     "causal_mask",
     "masked_softmax",
+    "window_mask",
     # Chapter 2: self-attention
     "SelfAttention",
     # Chapter 3: causal attention
@@ -88,8 +89,6 @@ __all__ = [
     "rotate",
     # Chapter 17: a cache
     "KVCache",
-    # Chapter 18: fewer keys
-    "window_mask",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -48,7 +48,7 @@ def window_mask(
     Returns:
         Boolean mask of shape (N, M), True = may attend.
 
-    Source: chapter 18.
+    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
     """
     i = torch.arange(queries, device=device)[:, None] + (keys - queries)
     j = torch.arange(keys, device=device)
@@ -64,7 +64,7 @@ def windowed(
 ) -> Mask | None:
     """A mask, or none, that forbids as well what lies outside of a window, if there is one.
 
-    Source: chapter 18.
+    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
     """
     if window is None:
         return mask

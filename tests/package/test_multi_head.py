@@ -417,12 +417,15 @@ def test_what_print_shows():
     for made, text in {
         attnlib.Projection(3, 2, bias=False): "in_features=3, out_features=2, bias=False",
         attnlib.LayerNorm(7, eps=0.1): "d_model=7, eps=0.1",
-        ScaledDotProductAttention(0.1, True, 2.0): "dropout=0.1, causal=True, scale=2.0",
+        ScaledDotProductAttention(0.1, True, 2.0): "dropout=0.1, causal=True, scale=2.0, "
+        "window=None",
+        ScaledDotProductAttention(window=3): "dropout=0.0, causal=False, scale=None, "
+        "window=3",
         PhysicsGuidedAttention(2.0): "strength=2.0, floor=0.01, dropout=0.0, causal=False, "
         "scale=None",
         attnlib.FlashAttention(causal=True): "causal=True, scale=None, block_size=None, "
         "backend='auto'",
-        WithoutWeights(0.5): "dropout=0.5, causal=False, scale=None",
+        WithoutWeights(0.5): "dropout=0.5, causal=False, scale=None, window=None",
     }.items():
         assert repr(made) == f"{type(made).__name__}({text})"
 
