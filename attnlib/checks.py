@@ -684,36 +684,6 @@ def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0
     return padding
 
 
-def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors as autocast gives them to `F.scaled_dot_product_attention`.
-
-    Args:
-        tensors: query, key, value and mask; the device of the first one counts.
-
-    Returns:
-        Within `torch.autocast`, every floating-point tensor but float64 in autocast's
-        dtype; all else, and everything outside of autocast, as it came.
-
-    Source: the contract, appendix A.
-    """
-    if not isinstance(tensors[0], Tensor) or not under_autocast(tensors[0].device):
-        return tensors
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    cast = (torch.float32, torch.float16, torch.bfloat16)
-    return tuple(
-        x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors
-    )
-
-
-def under_autocast(device: torch.device) -> bool:
-    """Whether autocast is on for a device; for some, such as "meta", there is none.
-
-    Source: the contract, appendix A.
-    """
-    kind = device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
 def require_kv_heads(num_kv_heads: int | None, num_heads: int) -> int:
     """Returns the number of heads of keys and values, if the heads of queries can share it.
 
@@ -759,3 +729,33 @@ def require_window_kept(heads: nn.Module, cache: CacheLike) -> None:
                 f"cache: expected one that keeps what a head sees, {seen}, got a window "
                 f"of {kept}"
             )
+
+
+def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as autocast gives them to `F.scaled_dot_product_attention`.
+
+    Args:
+        tensors: query, key, value and mask; the device of the first one counts.
+
+    Returns:
+        Within `torch.autocast`, every floating-point tensor but float64 in autocast's
+        dtype; all else, and everything outside of autocast, as it came.
+
+    Source: the contract, appendix A.
+    """
+    if not isinstance(tensors[0], Tensor) or not under_autocast(tensors[0].device):
+        return tensors
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    cast = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(
+        x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors
+    )
+
+
+def under_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a device; for some, such as "meta", there is none.
+
+    Source: the contract, appendix A.
+    """
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -1,6 +1,9 @@
+# Made from book/18_fewer_keys.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Fewer keys: a cache for windows, a sink, and latent attention.
 
 Heads that share keys and values are in `MultiHeadAttention`.
+
+Derived in chapter 18, "Fewer keys" (book/18_fewer_keys.ipynb).
 """
 
 import sys
@@ -202,9 +205,9 @@ def absorbed_heads(
 
 
 class LatentAttention(nn.Module):
-    """Causal attention of many heads whose keys and values come from one short row a token.
+    """Causal attention of many heads, their keys and values made of one row a token.
 
-    A token is kept as `d_latent` numbers, from which every head makes its key and its value,
+    A token is kept as `d_latent` numbers, of which every head makes its key and its value,
     and `d_rotary` that turn with its position, a further part of the key of all heads.
 
     Args:
@@ -221,7 +224,8 @@ class LatentAttention(nn.Module):
         out_proj: output projection.
 
     Raises:
-        ValueError: embed_dim not divisible by num_heads, a size below 1, or an odd d_rotary.
+        ValueError: embed_dim not divisible by num_heads, a size below 1, an
+            odd d_rotary.
 
     Source: chapter 18, eq-latent, eq-latent-score; DeepSeek-AI (2024), section 2.1.
     """
@@ -238,7 +242,8 @@ class LatentAttention(nn.Module):
         require_sizes(num_heads=num_heads, d_latent=d_latent)
         if embed_dim % num_heads:
             raise ValueError(
-                f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}"
+                f"embed_dim: expected a multiple of num_heads = {num_heads}, "
+                f"got {embed_dim}"
             )
         self.rotary = RotaryPositions(d_rotary, base)
         self.embed_dim, self.num_heads = embed_dim, num_heads

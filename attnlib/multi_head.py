@@ -1,7 +1,8 @@
 # Made from book/05_multi_head.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Multi-head attention: several attentions side by side, each in its own subspace.
 
-Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
+Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb), and in chapter 18,
+"Fewer keys" (book/18_fewer_keys.ipynb).
 """
 
 import inspect
@@ -254,7 +255,8 @@ class MultiHeadAttention(nn.Module):
             held = None if cache is None else len(cache)
             q, k = turn_heads(self.rotary, q, k, positions, key is query, held)
         if cache is not None:
-            k, v, mask = append_heads(cache, self.attention, k, v, mask)
+            require_window_kept(self.attention, cache)
+            k, v, mask = append_heads(cache, k, v, mask)
         if self.num_kv_heads < self.num_heads:
             k, v = (repeat_heads(x, self.num_heads // self.num_kv_heads) for x in (k, v))
         if isinstance(self.attention, BaseAttention):
@@ -309,7 +311,6 @@ def repeat_heads(
 
 def append_heads(
     cache: CacheLike,
-    heads: nn.Module,
     k: Float[Tensor, "*batch kv_heads new d_k"],
     v: Float[Tensor, "*batch kv_heads new d_v"],
     mask: Mask | None,
@@ -318,7 +319,6 @@ def append_heads(
 
     Source: chapter 17, eq-cached-attention; chapter 18, eq-window-visible.
     """
-    require_window_kept(heads, cache)
     k, v = cache.append(k, v)
     if mask is not None and k.shape[-2] < len(cache) == mask.shape[-1]:
         mask = mask[..., len(cache) - k.shape[-2] :]  # the others are forgotten
