@@ -100,8 +100,8 @@ def make_heads(
 def attend_each(
     attentions: nn.ModuleList,
     query: Float[Tensor, "*batch heads queries d_k"],
-    key: Float[Tensor, "*batch heads keys d_k"],
-    value: Float[Tensor, "*batch heads keys d_v"],
+    key: Float[Tensor, "*batch kv_heads keys d_k"],
+    value: Float[Tensor, "*batch kv_heads keys d_v"],
     mask: Tensor | None,
     need_weights: bool,
 ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
@@ -110,8 +110,10 @@ def attend_each(
     Source: chapter 5.
     """
     outputs, per_head = [], []
+    times = query.shape[-3] // key.shape[-3]  # 1, or more if heads share keys
     for h, attention in enumerate(attentions):
-        q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
+        q = query[..., h : h + 1, :, :]
+        k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
         own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
         part = mask[:, h : h + 1] if own else mask
         output, weights = apply_attention(attention, q, k, v, part, need_weights)
@@ -124,12 +126,12 @@ def attend_each(
 def turn_heads(
     rotary: Rotary,
     q: Float[Tensor, "*batch heads queries d_k"],
-    k: Float[Tensor, "*batch heads keys d_k"],
+    k: Float[Tensor, "*batch kv_heads keys d_k"],
     positions: Int[Tensor, "..."] | int | None,
     own_keys: bool,
     held: int | None,
 ) -> tuple[
-    Float[Tensor, "*batch heads queries d_k"], Float[Tensor, "*batch heads keys d_k"]
+    Float[Tensor, "*batch heads queries d_k"], Float[Tensor, "*batch kv_heads keys d_k"]
 ]:
     """Queries and keys, turned by their positions; see `MultiHeadAttention.forward`.
 
@@ -257,10 +259,10 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             require_window_kept(self.attention, cache)
             k, v, mask = append_heads(cache, k, v, mask)
-        if self.num_kv_heads < self.num_heads:
-            k, v = (repeat_heads(x, self.num_heads // self.num_kv_heads) for x in (k, v))
         if isinstance(self.attention, BaseAttention):
-            output, weights = apply_attention(self.attention, q, k, v, mask, need_weights)
+            shared = self.num_kv_heads < self.num_heads
+            attend = attend_shared if shared else apply_attention
+            output, weights = attend(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))
         else:
             output, per_head = attend_each(self.attention, q, k, v, mask, need_weights)
@@ -307,6 +309,27 @@ def repeat_heads(
     Source: chapter 18, eq-grouped-heads.
     """
     return x.repeat_interleave(times, dim=-3)
+
+
+def attend_shared(
+    attention: BaseAttention,
+    query: Float[Tensor, "*batch heads queries d_k"],
+    key: Float[Tensor, "*batch kv_heads keys d_k"],
+    value: Float[Tensor, "*batch kv_heads keys d_v"],
+    mask: Mask | None,
+    need_weights: bool,
+) -> tuple[Float[Tensor, "*batch heads queries d_v"], Tensor | None]:
+    """Output and weights of heads that share keys, which are repeated only if need be.
+
+    Source: chapter 18, eq-grouped-heads.
+    """
+    if not need_weights:
+        output = attention.attend_groups(query, key, value, mask)
+        if output is not None:
+            return output, None
+    times = query.shape[-3] // key.shape[-3]
+    key, value = repeat_heads(key, times), repeat_heads(value, times)
+    return apply_attention(attention, query, key, value, mask, need_weights)
 
 
 def append_heads(
