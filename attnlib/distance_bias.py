@@ -22,13 +22,15 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         dropout: probability in [0, 1] of dropping a weight, in training mode only; the
             returned weights are those before dropout.
         causal: let each query see only keys up to its own position, bottom right.
+        window: let each query see only keys less than so many tokens away.
 
     Attributes:
         bias: parameter of shape (H, 2 · max_distance + 1), 0 at the start; entry (h, r)
             is added to the scores of head h at distance r - max_distance.
 
     Raises:
-        ValueError: num_heads or max_distance below 1, or dropout outside [0, 1].
+        TypeError: window is no integer.
+        ValueError: num_heads, max_distance or window below 1, or dropout outside [0, 1].
 
     Source: chapter 6, eq-learned-bias; Raffel et al. (2020), and Shaw et al. (2018) for
     the largest distance.
@@ -40,8 +42,10 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         max_distance: int = 16,
         dropout: float = 0.0,
         causal: bool = False,
+        *,
+        window: int | None = None,
     ) -> None:
-        super().__init__(dropout, causal)
+        super().__init__(dropout, causal, window=window)
         require_sizes(num_heads=num_heads, max_distance=max_distance)
         self.num_heads, self.max_distance = num_heads, max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))

@@ -31,9 +31,11 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             returned weights are those before dropout.
         causal: let each query see only keys up to its own position, bottom right.
         scale: factor on the scores; `None` means 1/√d_k.
+        window: let each query see only keys less than so many tokens away.
 
     Raises:
-        ValueError: strength < 0, floor ≤ 0, or dropout outside [0, 1].
+        TypeError: window is no integer.
+        ValueError: strength < 0, floor ≤ 0, window below 1, or dropout outside [0, 1].
 
     Source: chapter 6, eq-guided-weights, eq-guidance; Anagnostopoulos et al. (2024) for
     residuals as weights.
@@ -46,8 +48,10 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         dropout: float = 0.0,
         causal: bool = False,
         scale: float | None = None,
+        *,
+        window: int | None = None,
     ) -> None:
-        super().__init__(dropout, causal, scale)
+        super().__init__(dropout, causal, scale, window=window)
         if not strength >= 0:
             raise ValueError(f"strength: expected a number of at least 0, got {strength}")
         if not floor > 0:

@@ -143,9 +143,9 @@ class ScaledDotProductAttention(BaseAttention):
             return fused_attention(query, key, value, mask, **options), None
         query, key, value, mask = as_autocast(query, key, value, mask)
         refuse_bad_inputs(query, key, value, mask)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         sizes = (query.shape[-2], key.shape[-2])
         mask = windowed(mask, *sizes, self.window, query.device)
-        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         weights = masked_weights(scale * query, key, mask, self.causal)
         output = F.dropout(weights, self.dropout, self.training) @ value
         return output, weights if need_weights else None

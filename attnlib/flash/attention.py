@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnlib.base import BaseAttention
-from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag, require_window
 from attnlib.flash.operators import FlashFunction, flash_forward
-from attnlib.flash.tiles import BlockSize, block_sizes
+from attnlib.flash.tiles import BlockSize, block_sizes, narrow_window
 from attnlib.fused import attend_fused
 from attnlib.masks import Mask
 
@@ -27,6 +27,7 @@ def flash_attention(
     mask: Mask | None = None,
     *,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
     block_size: BlockSize | None = None,
     return_lse: bool = False,
@@ -50,6 +51,8 @@ def flash_attention(
             to the scores, and then with a gradient if it needs one; numbers below
             finfo.min / log₂e, but for -inf, count as that.
         causal: query i sees the keys up to i + M - N only; composes with any mask.
+        window: query i sees the keys less than window tokens from i + M - N only; composes
+            with both. Tiles outside of it are skipped.
         scale: factor on the scores; `None` means 1/√d_k.
         block_size: queries and keys in a tile, as one number or two; `None` chooses.
         return_lse: whether to return the log-sum-exp of the scores too.
@@ -59,20 +62,23 @@ def flash_attention(
         -inf where a query may attend to nothing, whose output and gradients are 0.
 
     Raises:
-        TypeError: a tensor of the wrong or a mixed dtype, or a wrong block_size.
-        ValueError: a wrong rank, mismatched shapes or devices, or block_size below 1.
+        TypeError: a tensor of the wrong or a mixed dtype, or a wrong block_size or window.
+        ValueError: a wrong rank, mismatched shapes or devices, or block_size or window
+            below 1.
 
     Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-sum-bound;
     Dao et al. (2022).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
+    require_window(window)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if block_size is not None:
         block_size = list(block_sizes(block_size, matrices=1, queries=1, causal=causal))
     # A graph takes the operator, which has the same gradient; torch.func the Function.
     attend = flash_forward if torch.compiler.is_compiling() else FlashFunction.apply
-    output, lse, *_ = attend(query, key, value, mask, causal, scale, block_size)
+    options = (causal, scale, block_size, window)
+    output, lse, *_ = attend(query, key, value, mask, *options)
     return (output, lse) if return_lse else output
 
 
@@ -82,24 +88,30 @@ class Backend(NamedTuple):
     Args:
         attention: called as `flash_attention` is, without a block_size, with inputs that
             have been looked at.
-        suits: called with query, key, value, mask and causal; whether "auto" may choose it
-            for them.
+        suits: called with query, key, value, mask, causal and window; whether "auto" may
+            choose it for them.
 
     Source: chapter 14.
     """
 
     attention: Callable[..., Any]
-    suits: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], bool]
+    suits: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int | None], bool]
 
 
 def fused_suits(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None = None,
 ) -> bool:
     """Whether PyTorch's function computes it without an N × M matrix.
 
     It forms the weights where keys and values differ in width or a mask needs a gradient,
     and on a GPU in float64. A causal mask must be formed beside another one, or where the
-    queries are neither one nor as many as the keys.
+    queries are neither one nor as many as the keys; and for a window, unless it hides
+    nothing or there is one query, which sees the last keys.
 
     Source: chapter 14.
     """
@@ -107,7 +119,10 @@ def fused_suits(
         return False
     if query.shape[-1] != value.shape[-1] or (mask is not None and mask.requires_grad):
         return False
-    square = query.shape[-2] == key.shape[-2] or query.shape[-2] == 1
+    queries, keys = query.shape[-2], key.shape[-2]
+    if queries > 1 and narrow_window(window, queries, keys, causal) is not None:
+        return False
+    square = queries == keys or queries == 1
     return not causal or (mask is None and square)
 
 
@@ -134,11 +149,13 @@ class FlashAttention(BaseAttention):
             the next chapter; or "auto": "torch" if there is a block_size, otherwise the
             first of `FASTEST` that suits the tensors. A gradient can be differentiated
             again with "torch" only.
+        window: let each query see only keys that are less than so many tokens away, see
+            `window_mask`; `None` means all. Composes with causal and with any mask.
 
     Raises:
-        TypeError: causal is not a truth value, or a wrong block_size.
-        ValueError: an unknown backend, block_size below 1, or a block_size for a backend
-            that chooses its own.
+        TypeError: causal is not a truth value, or a wrong block_size or window.
+        ValueError: an unknown backend, block_size or window below 1, or a block_size for a
+            backend that chooses its own.
 
     Source: chapter 14; Dao et al. (2022).
     """
@@ -149,6 +166,8 @@ class FlashAttention(BaseAttention):
         scale: float | None = None,
         block_size: BlockSize | None = None,
         backend: str = "auto",
+        *,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         if backend not in ("auto", *BACKENDS):
@@ -160,6 +179,7 @@ class FlashAttention(BaseAttention):
             raise ValueError(f"block_size: {expected}, got {block_size!r}")
         self.causal, self.scale = require_flag("causal", causal), scale
         self.block_size, self.backend = block_size, backend
+        self.window = require_window(window)
 
     def forward(
         self,
@@ -173,11 +193,11 @@ class FlashAttention(BaseAttention):
         refuse_bad_inputs(query, key, value, mask)
         backend = self.backend if self.block_size is None else "torch"
         if backend == "auto":
-            inputs = (query, key, value, mask, self.causal)
+            inputs = (query, key, value, mask, self.causal, self.window)
             for backend in FASTEST:  # of which the last, "torch", suits everything
                 if backend in BACKENDS and BACKENDS[backend].suits(*inputs):
                     break
-        options = {"causal": self.causal, "scale": self.scale}
+        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size
         output = BACKENDS[backend].attention(query, key, value, mask, **options)

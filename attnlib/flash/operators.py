@@ -15,7 +15,7 @@ from torch.autograd.function import Function
 from torch.utils.flop_counter import register_flop_formula
 
 from attnlib.flash.tiles import TiledAttention, block_sizes, mask_tile, row_blocks
-from attnlib.masks import apply_mask, causal_mask
+from attnlib.masks import apply_mask, causal_mask, window_mask
 
 # An operator of a notebook must not take the place of the package's.
 NAMESPACE = __name__.partition(".")[0]
@@ -25,7 +25,8 @@ NAMESPACE = __name__.partition(".")[0]
     f"{NAMESPACE}::flash_forward",
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
-    "float scale, int[]? block_size) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float scale, int[]? block_size, int? window=None) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
 )
 def flash_forward(
     query: Tensor,
@@ -35,6 +36,7 @@ def flash_forward(
     causal: bool,
     scale: float,
     block_size: list[int] | None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output (..., N, d_v), log-sum-exp (..., N), m and l in base 2 (..., N): an operator.
 
@@ -43,7 +45,8 @@ def flash_forward(
     Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2, eq-sum-bound.
     """
     sizes = None if block_size is None else tuple(block_size)
-    return TiledAttention(query, key, value, mask, causal, scale, sizes).forward()
+    inputs = (query, key, value, mask, causal, scale, sizes, window)
+    return TiledAttention(*inputs).forward()
 
 
 @flash_forward.register_fake
@@ -64,7 +67,8 @@ def forward_shapes(
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output, "
     "Tensor top, Tensor total, Tensor grad_output, Tensor grad_lse, bool mask_too, "
-    "bool causal, float scale, int[]? block_size) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool causal, float scale, int[]? block_size, int? window=None) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
 )
 def flash_backward(
     query: Tensor,
@@ -80,13 +84,14 @@ def flash_backward(
     causal: bool,
     scale: float,
     block_size: list[int] | None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and, if `mask_too`, of the mask, else an empty one.
 
     Source: chapter 14, eq-recompute, eq-flash-delta, eq-flash-gradients.
     """
     sizes = None if block_size is None else tuple(block_size)
-    attention = TiledAttention(query, key, value, mask, causal, scale, sizes)
+    attention = TiledAttention(query, key, value, mask, causal, scale, sizes, window)
     grad_mask = torch.zeros_like(mask) if mask_too else None
     kept = (output, top, total, grad_output, grad_lse)
     gradients = attention.backward(*kept, grad_mask)
@@ -204,7 +209,7 @@ class FlashFunction(Function):
         *gradients, grad_mask = FlashGradients.apply(
             *ctx.saved_tensors, grad_output, grad_lse, *options
         )
-        return *gradients, grad_mask if mask_too else None, None, None, None
+        return *gradients, grad_mask if mask_too else None, None, None, None, None
 
 
 class FlashGradients(Function):
@@ -230,7 +235,7 @@ class FlashGradients(Function):
     def backward(ctx: Any, *seconds: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiates plain attention twice, one block of queries after the other."""
         query, key, value, mask, grad_output, grad_lse = ctx.saved_tensors
-        mask_too, causal, scale, block_size = ctx.options
+        mask_too, causal, scale, block_size, window = ctx.options
         if mask_too:
             raise NotImplementedError(
                 "mask: expected one that needs no gradient where a gradient is "
@@ -242,7 +247,7 @@ class FlashGradients(Function):
         of_keys = [torch.zeros_like(x) for x in (key, value)]
         for rows in row_blocks(queries, sizes[0]):
             part = None if mask is None else mask_tile(mask, rows, slice(None))
-            seen = plain_rows(part, rows, queries, causal, scale)
+            seen = plain_rows(part, rows, queries, causal, scale, window)
             here = (query[..., rows, :], key, value)
             weighted = (grad_output[..., rows, :], grad_lse[..., rows])
             first = functools.partial(gradients_of, seen)
@@ -251,12 +256,12 @@ class FlashGradients(Function):
             of_rows.append((q, grad_o, grad_l[..., None]))
             of_keys = [total + x for total, x in zip(of_keys, (k, v), strict=True)]
         if not of_rows:  # no queries, so nothing changes with anything
-            return None, *of_keys, *[None] * 10
+            return None, *of_keys, *[None] * 11
         q, grad_o, grad_l = (
             torch.cat(parts, dim=-2) for parts in zip(*of_rows, strict=True)
         )
         unneeded = (None,) * 4
-        return q, *of_keys, *unneeded, grad_o, grad_l[..., 0], *unneeded
+        return q, *of_keys, *unneeded, grad_o, grad_l[..., 0], *unneeded, None
 
 
 flash_forward.register_autograd(
@@ -265,7 +270,12 @@ flash_forward.register_autograd(
 
 
 def plain_rows(
-    mask: Tensor | None, rows: slice, queries: int, causal: bool, scale: float
+    mask: Tensor | None,
+    rows: slice,
+    queries: int,
+    causal: bool,
+    scale: float,
+    window: int | None = None,
 ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Output and log-sum-exp of a block of queries as a function, without tiles.
 
@@ -277,6 +287,9 @@ def plain_rows(
         if causal:
             past = causal_mask(queries, key.shape[-2], query.device)[rows]
             scores = apply_mask(scores, past)
+        if window is not None:
+            near = window_mask(queries, key.shape[-2], window, query.device)[rows]
+            scores = apply_mask(scores, near)
         if mask is not None:
             scores = apply_mask(scores, mask)
         empty = (scores == -torch.inf).all(dim=-1)

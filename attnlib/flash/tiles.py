@@ -16,7 +16,11 @@ BlockSize = int | tuple[int, int]  # queries and keys in a tile
 
 
 def block_sizes(
-    block_size: BlockSize | None, matrices: int, queries: int, causal: bool
+    block_size: BlockSize | None,
+    matrices: int,
+    queries: int,
+    causal: bool,
+    window: int | None = None,
 ) -> tuple[int, int]:
     """Queries and keys in a tile.
 
@@ -26,6 +30,7 @@ def block_sizes(
         matrices: number of score matrices, batch times heads.
         queries: number of queries N.
         causal: whether half of each tile on the diagonal is computed for nothing.
+        window: how many keys a query sees, which many queries share only in part.
 
     Raises:
         TypeError: not integers.
@@ -37,6 +42,8 @@ def block_sizes(
         keys = 256 if matrices >= 4 else 512
         rows = 2**20 // (max(matrices, 1) * keys)
         most = max(queries // (8 if causal else 4), 128)
+        if window is not None:
+            most = min(most, max(window // 2, 128))
         return min(max(rows, 128), 1024, most), keys
     sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
     if len(sizes) != 2 or not all(isinstance(size, int) for size in sizes):
@@ -56,8 +63,22 @@ def row_blocks(queries: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, queries))
 
 
+def narrow_window(window: int | None, queries: int, keys: int, causal: bool) -> int | None:
+    """The window; `None` if it is so wide that it hides nothing.
+
+    Source: chapter 14; chapter 18 for windows.
+    """
+    widest = keys if causal else max(queries, keys)
+    return None if window is None or window >= widest else window
+
+
 def visible_tiles(
-    rows: slice, queries: int, keys: int, causal: bool, size: int
+    rows: slice,
+    queries: int,
+    keys: int,
+    causal: bool,
+    size: int,
+    window: int | None = None,
 ) -> Iterator[tuple[slice, bool]]:
     """The blocks of keys that some query of a block sees, each with whether it is partial.
 
@@ -67,14 +88,25 @@ def visible_tiles(
         keys: number of keys M.
         causal: whether query i sees the keys up to i + M - N only.
         size: the most keys in a block.
+        window: whether query i sees the keys less than so many from i + M - N only.
 
-    Source: chapter 14, eq-tile-visible.
+    Source: chapter 14, eq-tile-visible; chapter 18 for windows.
     """
-    cut = seen = keys
+    begin, whole, cut, seen = 0, 0, keys, keys
+    at, end = (i + keys - queries for i in (rows.start, rows.stop))
     if causal:  # all see key cut, too: with it, the cut keys are as many as the queries
-        cut = max(0, min(keys, rows.start + keys - queries))
-        seen = max(0, min(keys, rows.stop + keys - queries))
-    for start, stop, partial in ((0, cut, False), (cut, seen, causal)):
+        cut, seen = at, end
+    if window is not None:  # the first query sees the earliest key, the last one the latest
+        begin, whole = at - window + 1, end - window
+        cut, seen = min(cut, at + window), min(seen, end + window - 1)
+    begin, whole, cut, seen = (max(0, min(keys, x)) for x in (begin, whole, cut, seen))
+    if whole >= cut:  # no key is seen by all
+        whole = cut = begin
+    for start, stop, partial in (
+        (begin, whole, True),
+        (whole, cut, False),
+        (cut, seen, True),
+    ):
         for first in range(start, stop, size):
             yield slice(first, min(first + size, stop)), partial
 
@@ -122,7 +154,7 @@ class TiledAttention:
     Args:
         query, key, value, mask: as for `flash_attention`; leading dimensions are flattened,
             and anything shorter than float32 becomes float32.
-        causal, scale, block_size: likewise.
+        causal, scale, block_size, window: likewise.
 
     Source: chapter 14, eq-tiled-traffic, eq-tile-visible, eq-exp2.
     """
@@ -136,13 +168,15 @@ class TiledAttention:
         causal: bool,
         scale: float,
         block_size: BlockSize | None,
+        window: int | None = None,
     ) -> None:
         self.leading, self.dtype = query.shape[:-2], query.dtype
         self.q, self.k, self.v = (self.flat(x, 2) for x in (query, key, value))
         self.mask, self.causal, self.scale = mask, causal, scale
         matrices, self.queries, _ = self.q.shape
         self.keys = self.k.shape[1]
-        rows, cols = block_sizes(block_size, matrices, self.queries, causal)
+        self.window = narrow_window(window, self.queries, self.keys, causal)
+        rows, cols = block_sizes(block_size, matrices, self.queries, causal, self.window)
         self.rows = max(1, min(rows, self.queries))
         self.cols = max(1, min(cols, self.keys))
         self.buffer = self.q.new_empty(matrices * self.rows * self.cols)
@@ -163,16 +197,27 @@ class TiledAttention:
         """
         q = self.q[:, rows] * (self.scale * LOG2E)
         shift = self.keys - self.queries
-        tiles = visible_tiles(rows, self.queries, self.keys, self.causal, self.cols)
-        for cols, partial in tiles:
+        edges = (self.causal, self.cols, self.window)
+        for cols, partial in visible_tiles(rows, self.queries, self.keys, *edges):
             s = product(q, self.k[:, cols].transpose(1, 2), self.buffer)
             if self.mask is not None:
                 part = mask_tile(self.mask, rows, cols)
                 apply_mask_(s.view(*self.leading, *s.shape[1:]), part)
             if partial:
-                pairs = torch.ones(s.shape[1:], dtype=torch.bool, device=s.device)
-                s.masked_fill_(pairs.triu(rows.start + shift - cols.start + 1), -torch.inf)
+                hidden = self.hidden(s, rows.start + shift - cols.start)
+                s.masked_fill_(hidden, -torch.inf)
             yield cols, s
+
+    def hidden(self, s: Tensor, behind: int) -> Tensor:
+        """Which pairs of a tile lie ahead, or outside of the window.
+
+        Its first key lies `behind` tokens behind its first query.
+        """
+        pairs = torch.ones(s.shape[1:], dtype=torch.bool, device=s.device)
+        if self.window is None:
+            return pairs.triu(behind + 1)
+        ahead = pairs.triu(behind + (1 if self.causal else self.window))
+        return ahead | pairs.tril(behind - self.window)
 
     def bounded(self) -> Tensor | None:
         """For each matrix, (matrices, 1, 1), whether eq-sum-bound spares it the maximum.

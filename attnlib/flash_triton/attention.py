@@ -346,7 +346,12 @@ def flash_attention_triton(
 
 
 def suits(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None = None,
 ) -> bool:
     """Whether `FlashAttention` should take these kernels by itself.
 

@@ -422,9 +422,9 @@ def test_what_print_shows():
         ScaledDotProductAttention(window=3): "dropout=0.0, causal=False, scale=None, "
         "window=3",
         PhysicsGuidedAttention(2.0): "strength=2.0, floor=0.01, dropout=0.0, causal=False, "
-        "scale=None",
+        "scale=None, window=None",
         attnlib.FlashAttention(causal=True): "causal=True, scale=None, block_size=None, "
-        "backend='auto'",
+        "backend='auto', window=None",
         WithoutWeights(0.5): "dropout=0.5, causal=False, scale=None, window=None",
     }.items():
         assert repr(made) == f"{type(made).__name__}({text})"

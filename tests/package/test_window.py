@@ -4,18 +4,35 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from attnlib import (
     CausalAttention,
+    FlashAttention,
+    LearnedBiasAttention,
+    PhysicsGuidedAttention,
     ScaledDotProductAttention,
     causal_mask,
+    flash_attention,
     fused_attention,
     masked_softmax,
     window_mask,
 )
-from attnlib.testing import random_inputs
+from attnlib.flash import (
+    BACKENDS,
+    TiledAttention,
+    block_sizes,
+    flash_backward,
+    flash_forward,
+    fused_suits,
+    narrow_window,
+    row_blocks,
+    visible_tiles,
+)
+from attnlib.testing import check_attention, random_inputs
 
 SIZES = ((5, 5), (3, 7), (1, 6), (7, 3), (4, 0), (0, 4), (2, 2))
 WINDOWS = (1, 2, 3, 5, 100)
@@ -55,9 +72,9 @@ def oracle(query, key, value, mask, seen, scale=None):
 
 def gradients(output, inputs):
     torch.manual_seed(3)
-    return torch.autograd.grad(
-        (output * torch.randn_like(output)).sum(), inputs, materialize_grads=True
-    )
+    total = (output * torch.randn_like(output)).sum()
+    options = {"materialize_grads": True, "retain_graph": True}
+    return torch.autograd.grad(total, inputs, **options)
 
 
 def agree(attend, queries, keys, causal, window, with_gradients=True):
@@ -183,6 +200,212 @@ def test_causal_attention_with_a_window():
     assert isinstance(attention, nn.Module) and attention.attention.window == 3
 
 
+numbers = st.integers(1, 9)
+
+
+@given(st.integers(1, 20), st.integers(0, 20), numbers, numbers, numbers, st.booleans())
+def test_tiles_are_those_that_somebody_sees(queries, keys, rows, cols, window, causal):
+    """Each visible pair is in one tile, each tile has some, a whole one has only such."""
+    seen = visible(queries, keys, window, causal)
+    covered = torch.zeros_like(seen)
+    for block in row_blocks(queries, rows):
+        short = 0
+        for part, partial in visible_tiles(block, queries, keys, causal, cols, window):
+            tile = seen[block, part]
+            assert tile.any(dim=0).all() and 0 < tile.shape[1] <= cols
+            assert partial or tile.all()
+            assert not covered[block, part].any()
+            covered[block, part] = True
+            short += tile.shape[1] < cols
+        whole = seen[block].all(dim=0)
+        inside = [
+            p for p in tiles_of(block, queries, keys, causal, cols, window) if not p[1]
+        ]
+        assert sum(p.stop - p.start for p, _ in inside) >= whole.sum() - 1
+        assert short <= 3
+    assert covered[seen].all()
+
+
+def tiles_of(block, queries, keys, causal, cols, window):
+    return list(visible_tiles(block, queries, keys, causal, cols, window))
+
+
+def test_tiles_outside_of_the_window_are_skipped(monkeypatch):
+    """Counted: 64 blocks of queries times 64 of keys, of which a window leaves a band."""
+    made = []
+    scores = TiledAttention.scores
+
+    def counted(self, rows):
+        for cols, s in scores(self, rows):
+            made.append(s.shape[1] * s.shape[2])
+            yield cols, s
+
+    monkeypatch.setattr(TiledAttention, "scores", counted)
+    inputs = [torch.randn(1, 1024, 4, requires_grad=True) for _ in range(3)]
+    sizes = {"block_size": 16}
+    for window, causal, tiles in (
+        (None, False, 64 * 64),
+        (None, True, 64 * 65 // 2),
+        # a block of 16 queries and its diagonal tile, a whole and a cut one before it; two
+        # blocks have fewer before them
+        (32, True, 62 * 3 + 1 + 2),
+        (1, True, 64),
+        (1, False, 64),
+        (16, False, 62 * 3 + 2 * 2),
+    ):
+        made.clear()
+        output = flash_attention(*inputs, causal=causal, window=window, **sizes)
+        assert len(made) == tiles and sum(made) <= 256 * tiles
+        made.clear()
+        output.sum().backward()
+        assert len(made) == tiles
+    made.clear()
+    flash_attention(*inputs, causal=True, window=32)  # sizes of its own
+    assert sum(made) < 1024 * 1024 / 5
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_tiles_and_backends(queries, keys, causal, window):
+    for size in ((2, 3), (4, 1), None):
+        options = {"causal": causal, "window": window, "block_size": size}
+        agree(lambda *x, o=options: flash_attention(*x, **o), queries, keys, causal, window)
+    for backend in ("auto", "torch", "fused"):
+        attention = FlashAttention(causal=causal, window=window, backend=backend)
+        agree(lambda *x, a=attention: a(*x)[0], queries, keys, causal, window)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_log_sum_exp_and_the_gradient_of_a_mask(causal):
+    seen = visible(4, 6, 2, causal)
+    query, key, value = (x.requires_grad_() for x in random_inputs((2,), 4, 6))
+    mask = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    options = {"causal": causal, "window": 2, "block_size": (3, 2), "return_lse": True}
+    output, lse = flash_attention(query, key, value, mask, **options)
+    scores = (query @ key.mT / 8**0.5 + mask).masked_fill(~seen, -torch.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(dim=-1))
+    inputs = (query, key, value, mask)
+    expected = torch.softmax(scores, dim=-1) @ value
+    ours = gradients(output, inputs), gradients(lse, inputs[:2])
+    right = gradients(expected, inputs), gradients(scores.logsumexp(dim=-1), inputs[:2])
+    for a, b in zip(ours[0] + ours[1], right[0] + right[1], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradient_of_a_gradient(causal):
+    inputs = [x.requires_grad_() for x in random_inputs((), 4, 5)]
+    options = {"causal": causal, "window": 2, "block_size": (3, 2)}
+    assert torch.autograd.gradgradcheck(
+        lambda *x: flash_attention(*x, **options), inputs, fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_widest_window_gives_the_same_bits_in_tiles(causal):
+    """In one dtype and size of tile, a window that hides nothing changes no bit."""
+    for queries, keys in ((70, 70), (30, 70), (700, 40)):
+        inputs = [x.float() for x in random_inputs((2,), queries, keys)]
+        widest = keys if causal else max(queries, keys)
+        assert narrow_window(widest, queries, keys, causal) is None
+        assert narrow_window(widest - 1, queries, keys, causal) == widest - 1
+        for size in (None, 16):
+            options = {"causal": causal, "block_size": size}
+            plain = flash_attention(*inputs, **options)
+            for window in (widest, 2**40):
+                assert torch.equal(
+                    flash_attention(*inputs, window=window, **options), plain
+                )
+
+
+def test_tiles_fit_to_the_window():
+    assert block_sizes(None, 1, 8192, True)[0] == 1024
+    assert block_sizes(None, 1, 8192, True, window=1024)[0] == 512
+    assert block_sizes(None, 1, 8192, True, window=3)[0] == 128
+    assert block_sizes((7, 9), 1, 8192, True, window=3) == (7, 9)
+
+
+def test_what_auto_takes(monkeypatch, as_shipped):
+    """PyTorch's function only where it needs no mask of all pairs."""
+    heard = []
+    for name, backend in BACKENDS.items():
+        spy = backend._replace(
+            attention=lambda *x, name=name, window, **_: (
+                heard.append((name, window)) or x[2]
+            )
+        )
+        monkeypatch.setitem(BACKENDS, name, spy)
+    for queries, keys, window, expected in (
+        (6, 6, 3, "torch"),
+        (6, 6, 6, "fused"),
+        (1, 6, 3, "fused"),
+        (6, 6, None, "fused"),
+    ):
+        inputs = [x[..., :5] for x in random_inputs((2, 2), queries, keys)]
+        FlashAttention(causal=True, window=window)(*inputs)
+        assert heard.pop() == (expected, window)
+        assert fused_suits(*inputs, None, True, window) is (expected == "fused")
+    inputs = [x[..., :5] for x in random_inputs((2, 2), 2, 6)]
+    assert fused_suits(*inputs, None, False, 6) and not fused_suits(*inputs, None, False, 5)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "fused"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_conformance(backend, causal, as_shipped):
+    options = {"causal": causal, "backend": backend}
+    check_attention(lambda: FlashAttention(**options, window=3))
+    check_attention(lambda: FlashAttention(**options, window=1))
+    if backend == "torch":
+        check_attention(lambda: FlashAttention(**options, block_size=2, window=2))
+
+
+def test_operators_with_a_window(as_shipped):
+    """PyTorch's own checks of an operator; a batch of vmap; a graph."""
+    inputs = [x.requires_grad_() for x in random_inputs((2,), 4, 5)]
+    arguments = (*inputs, None, True, 0.5, [2, 3], 2)
+    torch.library.opcheck(flash_forward, arguments)
+    output, lse, *kept = flash_forward(*arguments)
+    wanted = (*inputs, None, output, *kept, output, lse, False, True, 0.5, [2, 3], 2)
+    torch.library.opcheck(
+        flash_backward, [x.detach() if torch.is_tensor(x) else x for x in wanted]
+    )
+    plain = flash_attention(*inputs, causal=True, window=2)
+    each = torch.vmap(lambda *x: flash_attention(*x, causal=True, window=2))(*inputs)
+    torch.testing.assert_close(each, plain)
+    graph = torch.compile(
+        lambda *x: flash_attention(*x, causal=True, window=2),
+        backend="eager",
+        fullgraph=True,
+    )
+    torch.testing.assert_close(graph(*inputs), plain)
+    for ours, right in zip(
+        gradients(graph(*inputs), inputs), gradients(plain, inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_with_a_bias(causal, as_shipped):
+    """The learned bias and the guidance count inside of the window, and only there."""
+    torch.manual_seed(0)
+    learned = LearnedBiasAttention(2, 3, causal=causal, window=2).double()
+    nn.init.normal_(learned.bias)
+    guided = PhysicsGuidedAttention(causal=causal, window=2)
+    guided.guide(torch.rand(6, dtype=torch.float64))
+    seen = visible(4, 6, 2, causal)
+    query, key, value = random_inputs((2, 2), 4, 6)
+    for attention in (learned, guided):
+        output, weights = attention(query, key, value)
+        attention.window = None
+        everything, _ = attention(query, key, value, seen)
+        torch.testing.assert_close(output, everything)
+        assert torch.equal(weights[0, 0] != 0, seen)
+    options = {"causal": causal, "window": 2}
+    check_attention(lambda: LearnedBiasAttention(2, **options), leading=[(2,), (3, 2)])
+    check_attention(lambda: PhysicsGuidedAttention(**options))
+
+
 BAD = (
     (0, ValueError),
     (-3, ValueError),
@@ -199,6 +422,10 @@ BAD = (
         lambda w: ScaledDotProductAttention(window=w),
         lambda w: CausalAttention(4, 4, window=w),
         lambda w: fused_attention(*random_inputs(), window=w),
+        lambda w: flash_attention(*random_inputs(), window=w),
+        lambda w: FlashAttention(window=w),
+        lambda w: LearnedBiasAttention(2, window=w),
+        lambda w: PhysicsGuidedAttention(window=w),
     ],
 )
 def test_refusals(call, window, error, as_shipped):
