@@ -91,6 +91,29 @@ def test_every_attention_shares(heads, num_kv_heads, need_weights):
             assert (a is None) == (b is None) and (a is None or close(a, b))
 
 
+@pytest.mark.parametrize("backend", ["auto", "fused", "torch", "triton"])
+def test_back_ends_share(backend, monkeypatch):
+    """Heads are repeated for the tiles only; output and gradients are the same."""
+    from attnlib.flash.attention import BACKENDS
+
+    heads = FlashAttention(causal=True, backend=backend)
+    layer = layer_of(heads, 2).float()
+    whole, x = repeated(layer).float(), rows(1, 4, 24).float()
+    copies = []
+    monkeypatch.setattr(
+        "attnlib.multi_head.repeat_heads",
+        lambda x, times: copies.append(times) or repeat_heads(x, times),
+    )
+    found = layer(x, need_weights=False)[0]
+    assert copies == ([3, 3] if backend == "torch" else [])
+    assert close(found, whole(x)[0], atol=1e-5)
+    found.sin().sum().backward()
+    whole(x)[0].sin().sum().backward()
+    theirs = whole.k_proj.W.grad.unflatten(-1, (2, 3, 4)).sum(dim=-2).flatten(-2)
+    assert close(layer.k_proj.W.grad, theirs, atol=1e-5)
+    assert BACKENDS["torch"].grouped is None
+
+
 def test_physics_guided_attention_shares():
     head = PhysicsGuidedAttention()
     layer, x = layer_of(head, 2).eval(), rows(2, 5, 24)
