@@ -40,7 +40,7 @@ from attnlib.flash_triton.blocks import Heads
 from attnlib.flash_triton.launch import STATISTICS_ROWS, padded
 
 FLOAT32 = ("lse", "grad_lse", "level", "delta")  # pointers to one number a query
-SIZES = ("heads", "queries", "keys", "together", "scale")
+SIZES = ("heads", "queries", "keys", "together", "scale", "window")
 KERNELS = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
 CAPABILITIES = (80, 90, 100)
 FUSED_INTO_ONE = re.compile(r"\bfma\.rn(?:\.ftz)?\.f32")  # a · b + c, rounded once
@@ -89,7 +89,7 @@ def cases(which: str) -> list[Case]:
         found = itertools.product(KERNELS, CAPABILITIES, dtypes, dims, causal)
         return [Case(*case) for case in found]
     if which == "masks":
-        masks, even = ("none", "boolean", "additive"), (True, False)
+        masks, even = ("none", "boolean", "additive", "window"), (True, False)
         found = itertools.product(
             KERNELS, CAPABILITIES, ("fp16",), (128,), (True,), masks, even
         )
@@ -130,10 +130,13 @@ def constants_of(case: Case) -> tuple[dict[str, Any], dict[str, int]]:
     d_k, d_v = case.dim, case.d_v or case.dim
     constants = {
         **{"D_K": d_k, "D_V": d_v, "PADDED_K": padded(d_k), "PADDED_V": padded(d_v)},
-        **{"CAUSAL": case.causal, "MASK": case.mask, "BLOCK_Q": 64, "EVEN": case.even},
+        **{"CAUSAL": case.causal, "BLOCK_Q": 64, "EVEN": case.even},
         **{"ROWS": STATISTICS_ROWS, "GROUP": case.group, "PRECISION": case.precision},
         "WITH_QUERY": case.kernel == "all_gradients",
+        "MASK": "none" if case.mask == "window" else case.mask,
     }
+    if case.mask != "window":
+        constants["window"] = None
     options = {"num_warps": 4, "num_stages": 3}
     if case.kernel != "statistics":
         chosen = flash_triton.choose_setting(case.kernel, d_k, dtype, case.capability)

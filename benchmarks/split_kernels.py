@@ -50,7 +50,7 @@ def cases(which: str) -> list[Case]:
     if which == "record":
         found = itertools.product(CAPABILITIES, ("fp16",), (64, 128, 256), (8, 32))
         return [Case(*case) for case in found]
-    masks, causal = ("none", "boolean", "additive"), (False, True)
+    masks, causal = ("none", "boolean", "additive", "window"), (False, True)
     found = itertools.product(
         CAPABILITIES, DTYPES, (16, 64, 96, 128, 256), (1, 8, 32), masks, causal
     )
@@ -111,11 +111,11 @@ def compiled(case: Case) -> list[dict[str, Any]]:
     heads = 2 * case.rows // queries
     query = torch.empty(2, queries, heads, case.dim, dtype=dtype).transpose(1, 2)
     key = torch.empty(2, 2, 4096, case.dim, dtype=dtype)
-    mask = None
-    if case.mask != "none":
+    mask, window = None, 1000 if case.mask == "window" else None
+    if case.mask in ("boolean", "additive"):
         kind = torch.uint8 if case.mask == "boolean" else dtype
         mask = torch.empty(2, 1, 1, 4096, dtype=kind).expand(2, heads, queries, 4096)
-    split.run_split(query, key, key, mask, case.causal, 0.1, 16)
+    split.run_split(query, key, key, mask, case.causal, 0.1, 16, window)
     return rows
 
 

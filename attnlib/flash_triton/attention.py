@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.checks import as_autocast, refuse_bad_inputs, refuse_bad_mask
+from attnlib.checks import as_autocast, refuse_bad_inputs, refuse_bad_mask, require_window
 from attnlib.flash.attention import BACKENDS, Backend
 from attnlib.flash_triton.blocks import triton
 from attnlib.flash_triton.launch import (
@@ -39,7 +39,7 @@ triton_forward = torch.library.custom_op(
     run_forward,
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
-    "float scale) -> (Tensor, Tensor)",
+    "float scale, int? window=None) -> (Tensor, Tensor)",
 )
 
 
@@ -60,7 +60,7 @@ def forward_shapes(
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output, "
     "Tensor lse, Tensor grad_output, Tensor grad_lse, bool causal, float scale, "
-    "bool of_query, bool of_keys) -> (Tensor, Tensor, Tensor)",
+    "bool of_query, bool of_keys, int? window=None) -> (Tensor, Tensor, Tensor)",
 )
 def triton_backward(
     query: Tensor,
@@ -75,6 +75,7 @@ def triton_backward(
     scale: float,
     of_query: bool,
     of_keys: bool,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Two numbers for each query first, then the gradients that are wanted, or empty ones.
 
@@ -85,8 +86,8 @@ def triton_backward(
         gradients = [torch.zeros_like(x) for x in inputs[:3]]
     else:
         statistics = run_statistics(output, grad_output, lse, grad_lse)
-        needed = (of_query, of_keys)
-        gradients = run_backward(*inputs, grad_output, statistics, causal, scale, needed)
+        options = (causal, scale, (of_query, of_keys), window)
+        gradients = run_backward(*inputs, grad_output, statistics, *options)
     return tuple(query.new_empty(0) if g is None else g for g in gradients)
 
 
@@ -110,8 +111,8 @@ def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
 
     Source: chapter 14, eq-recompute.
     """
-    *tensors, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.options = inputs[4:]
+    ctx.save_for_backward(*inputs[:4], *output)
 
 
 def gradients(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,11 +122,13 @@ def gradients(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor |
     """
     needed = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3]))
     grad_output = with_unit_stride(grad_output)
+    causal, scale, window = ctx.options
     found = triton_backward(
-        *ctx.saved_tensors, grad_output, grad_lse, ctx.causal, ctx.scale, *needed
+        *ctx.saved_tensors, grad_output, grad_lse, causal, scale, *needed, window
     )
     asked = (needed[0], needed[1], needed[1])
-    return *(g if x else None for g, x in zip(found, asked, strict=True)), None, None, None
+    wanted = (g if x else None for g, x in zip(found, asked, strict=True))
+    return *wanted, None, None, None, None
 
 
 triton_forward.register_autograd(gradients, setup_context=keep)
@@ -285,6 +288,7 @@ def flash_attention_triton(
     mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     *,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     enable_gqa: bool = False,
@@ -311,6 +315,8 @@ def flash_attention_triton(
             two leading dimensions; boolean, True = may attend, or floating, added to the
             scores. It gets no gradient.
         causal: query i sees the keys up to i + M - N only; composes with any mask.
+        window: query i sees the keys less than window tokens from i + M - N only; composes
+            with both. Tiles outside of it are skipped.
         scale: factor on the scores; `None` means 1/√d_k.
         return_lse: whether to return the log-sum-exp of the scores too.
         enable_gqa: whether heads may share keys and values, as in PyTorch's function: query
@@ -326,21 +332,22 @@ def flash_attention_triton(
         RuntimeError: no Triton from 3.3 on, or no GPU of NVIDIA of compute capability 7.5
             or higher. 7.5, as a T4 has it, takes Triton from 3.4 on, d_k and d_v ≤ 128,
             and no bfloat16.
-        TypeError: a wrong or a mixed dtype.
+        TypeError: a wrong or a mixed dtype, or window is no integer.
         ValueError: a wrong rank, mismatched shapes or devices, heads that can't share, more
-            than 256 features, or a mask that requires a gradient.
+            than 256 features, window below 1, or a mask that requires a gradient.
 
     Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_heads(query, key, value, mask, enable_gqa)
+    require_window(window)
     if error := refusal(query, value, mask):
         raise error
     leading, dtype = query.shape[:-2], query.dtype
     *inputs, scale = prepare(query, key, value, mask, scale)
     # A graph takes the operator, which has the same gradient; torch.func the Function.
     attend = triton_forward if torch.compiler.is_compiling() else TritonFunction.apply
-    output, lse = attend(*inputs, causal, scale)
+    output, lse = attend(*inputs, causal, scale, window)
     output = output.reshape(*leading, *output.shape[-2:]).to(dtype)
     return (output, lse.reshape(*leading, lse.shape[-1])) if return_lse else output
 

@@ -13,7 +13,7 @@ from attnlib.flash_triton.blocks import (
     tl,
     triton,
 )
-from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale
+from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale, window_range
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def statistics_kernel(
 
 @triton.jit
 def query_step(
-    q, grad_o, key, value, mask, at, query_at, level, delta, grad_q, scale,
+    q, grad_o, key, value, mask, window, at, query_at, level, delta, grad_q, scale,
     BLOCK_K: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,9 @@ def query_step(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CUT:
         key_at = at + tl.arange(0, BLOCK_K)
-        scores = hide(scores, query_at[:, None], key_at[None, :], mask, scale, CAUSAL, MASK)
+        scores = hide(
+            scores, query_at[:, None], key_at[None, :], mask, window, scale, CAUSAL, MASK
+        )
     weights = tl.exp2(scores * rest_of_scale(scale, MASK) - level[:, None])
     grad_weights = tl.dot(grad_o, tl.trans(v), input_precision=PRECISION)
     grad_scores = weights * (grad_weights - delta[:, None])
@@ -75,7 +77,7 @@ def query_step(
 
 @triton.jit
 def key_walk(
-    q, grad_o, key, value, mask, first, last, query_at, level, delta, grad_q, scale,
+    q, grad_o, key, value, mask, window, first, last, query_at, level, delta, grad_q, scale,
     BLOCK_K: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -85,15 +87,15 @@ def key_walk(
     """
     for place in range(0, tl.maximum(last - first, BLOCK_K), BLOCK_K):  # as `forward_walk`
         grad_q = query_step(
-            q, grad_o, key, value, mask, first + place, query_at, level, delta, grad_q,
-            scale, BLOCK_K, CUT, EVEN, CAUSAL, MASK, PRECISION,
+            q, grad_o, key, value, mask, window, first + place, query_at, level, delta,
+            grad_q, scale, BLOCK_K, CUT, EVEN, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     return grad_q
 
 
 @triton.jit
 def query_gradient_kernel(
-    query, key, value, mask, grad_output, level, delta, grad_query,
+    query, key, value, mask, window, grad_output, level, delta, grad_query,
     heads, queries, keys, together, scale,
     D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -123,22 +125,27 @@ def query_gradient_kernel(
     grad_q = tl.zeros((BLOCK_Q, PADDED_K), tl.float32)
 
     whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
-    if MASK != "none":
+    first = 0
+    if window is not None:
+        first, end = window_range(
+            start, end, queries, keys, window, BLOCK_Q, BLOCK_K, CAUSAL
+        )
+    if MASK != "none" or window is not None:
         grad_q = key_walk(
-            q, grad_o, key, value, mask, 0, end, query_at, level, delta, grad_q, scale,
-            BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
+            q, grad_o, key, value, mask, window, first, end, query_at, level, delta, grad_q,
+            scale, BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         if whole > 0:
             grad_q = key_walk(
-                q, grad_o, key, value, mask, 0, whole, query_at, level, delta, grad_q,
-                scale, BLOCK_K, False, EVEN, CAUSAL, MASK, PRECISION,
+                q, grad_o, key, value, mask, window, 0, whole, query_at, level, delta,
+                grad_q, scale, BLOCK_K, False, EVEN, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         left = end - whole if CAUSAL or not EVEN else 0
         if left > 0:
             grad_q = key_walk(
-                q, grad_o, key, value, mask, whole, end, query_at, level, delta, grad_q,
-                scale, BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
+                q, grad_o, key, value, mask, window, whole, end, query_at, level, delta,
+                grad_q, scale, BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
     store_block(grad_query, grad_q * scale, start, BLOCK_Q, PADDED_K)
 
@@ -166,9 +173,25 @@ def query_range(
 
 
 @triton.jit
+def seeing_queries(
+    start, seen, queries, keys, window, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Of the queries from `seen` on, those to which a window shows a block of keys.
+
+    Source: chapter 15; chapter 18 for windows.
+    """
+    shift = queries - keys  # key j is token j + N − M of the queries
+    if not CAUSAL:
+        seen = tl.maximum(start + shift - window + 1, 0) // BLOCK_Q * BLOCK_Q
+    behind = tl.minimum(start + BLOCK_K, keys) + shift
+    return seen, tl.minimum(tl.maximum(behind - 1 + window, 0), queries)
+
+
+@triton.jit
 def key_value_step(
-    k, v, query, grad_output, mask, at, key_at, level, delta, grad_query, grad_k, grad_v,
-    scale, BLOCK_Q: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr,
+    k, v, query, grad_output, mask, window, at, key_at, level, delta, grad_query, grad_k,
+    grad_v, scale, BLOCK_Q: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     WITH_QUERY: tl.constexpr,
 ):  # fmt: skip
@@ -185,7 +208,9 @@ def key_value_step(
     q = load_block(query, at, BLOCK_Q, k.shape[1], not EVEN)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     if CUT:
-        scores = hide(scores, query_at[None, :], key_at[:, None], mask, scale, CAUSAL, MASK)
+        scores = hide(
+            scores, query_at[None, :], key_at[:, None], mask, window, scale, CAUSAL, MASK
+        )
     level = tl.load(level + query_at)
     weights = tl.exp2(scores * rest_of_scale(scale, MASK) - level[None, :])
     grad_o = load_block(grad_output, at, BLOCK_Q, v.shape[1], not EVEN)
@@ -202,9 +227,9 @@ def key_value_step(
 
 @triton.jit
 def key_value_walk(
-    k, v, query, grad_output, mask, start, level, delta, grad_query, grad_k, grad_v, scale,
-    BLOCK_Q: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr, WITH_QUERY: tl.constexpr,
+    k, v, query, grad_output, mask, window, start, level, delta, grad_query, grad_k, grad_v,
+    scale, BLOCK_Q: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr, WITH_QUERY: tl.constexpr,
 ):  # fmt: skip
     """Adds the shares of all queries of one head to dK and dV of a block of keys.
 
@@ -213,32 +238,38 @@ def key_value_walk(
     queries, keys = mask.rows, mask.width
     key_at = start + tl.arange(0, k.shape[0])
     seen, whole = query_range(start, queries, keys, BLOCK_Q, k.shape[0], CAUSAL)
-    if MASK != "none":
-        whole = queries  # it may cut any tile
-    if WITH_QUERY and not EVEN:  # in dQ, keys beyond the last would count
+    end = queries
+    if window is not None:
+        seen, end = seeing_queries(
+            start, seen, queries, keys, window, BLOCK_Q, k.shape[0], CAUSAL
+        )
+    if MASK != "none" or window is not None:
+        whole = end  # it may cut any tile
+    elif WITH_QUERY and not EVEN:  # in dQ, keys beyond the last would count
         whole = tl.where(start + k.shape[0] > keys, queries, whole)
-    if CAUSAL or MASK != "none" or (WITH_QUERY and not EVEN):
+    if CAUSAL or MASK != "none" or window is not None or (WITH_QUERY and not EVEN):
         cut = whole - seen
         if cut > 0:
             for place in range(0, tl.maximum(cut, BLOCK_Q), BLOCK_Q):
                 grad_k, grad_v = key_value_step(
-                    k, v, query, grad_output, mask, seen + place, key_at, level, delta,
-                    grad_query, grad_k, grad_v, scale, BLOCK_Q, True, EVEN, CAUSAL, MASK,
-                    PRECISION, WITH_QUERY,
+                    k, v, query, grad_output, mask, window, seen + place, key_at, level,
+                    delta, grad_query, grad_k, grad_v, scale, BLOCK_Q, True, EVEN, CAUSAL,
+                    MASK, PRECISION, WITH_QUERY,
                 )  # fmt: skip
-    if whole < queries:
-        for place in range(0, tl.maximum(queries - whole, BLOCK_Q), BLOCK_Q):
+    if whole < end:
+        for place in range(0, tl.maximum(end - whole, BLOCK_Q), BLOCK_Q):
             grad_k, grad_v = key_value_step(
-                k, v, query, grad_output, mask, whole + place, key_at, level, delta,
-                grad_query, grad_k, grad_v, scale, BLOCK_Q, False, EVEN, CAUSAL, MASK,
-                PRECISION, WITH_QUERY,
+                k, v, query, grad_output, mask, window, whole + place, key_at, level,
+                delta, grad_query, grad_k, grad_v, scale, BLOCK_Q, False, EVEN, CAUSAL,
+                MASK, PRECISION, WITH_QUERY,
             )  # fmt: skip
     return grad_k, grad_v
 
 
 @triton.jit
 def key_value_gradient_kernel(
-    query, key, value, mask, grad_output, level, delta, grad_query, grad_key, grad_value,
+    query, key, value, mask, window, grad_output, level, delta,
+    grad_query, grad_key, grad_value,
     heads, queries, keys, together, scale,
     D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -272,7 +303,7 @@ def key_value_gradient_kernel(
             matrix_of(query, index, heads, queries, D_K),
             matrix_of(grad_output, index, heads, queries, D_V),
             matrix_of(mask, index, heads, queries, keys),
-            start, level + row, delta + row,
+            window, start, level + row, delta + row,
             matrix_of(grad_query, index, heads, tl.cdiv(queries, ROWS) * ROWS, D_K),
             grad_k, grad_v, scale, BLOCK_Q, EVEN, CAUSAL, MASK, PRECISION, WITH_QUERY,
         )  # fmt: skip

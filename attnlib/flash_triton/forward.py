@@ -12,12 +12,12 @@ from attnlib.flash_triton.blocks import (
     tl,
     triton,
 )
-from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale
+from attnlib.flash_triton.visible import LOG2E, hide, key_range, rest_of_scale, window_range
 
 
 @triton.jit
 def forward_step(
-    q, key, value, mask, at, query_at, maximum, total, accumulator, scale,
+    q, key, value, mask, window, at, query_at, maximum, total, accumulator, scale,
     BLOCK_K: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -26,6 +26,7 @@ def forward_step(
     Args:
         q: the queries, (BLOCK_Q, PADDED_K).
         key, value, mask: matrices of this head.
+        window: how many keys a query sees, see `hide`; or `None`.
         at: the first key of the block.
         query_at: position of each query.
         maximum: of the scores so far, before `rest_of_scale`, (BLOCK_Q,).
@@ -45,7 +46,9 @@ def forward_step(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CUT:
         key_at = at + tl.arange(0, BLOCK_K)
-        scores = hide(scores, query_at[:, None], key_at[None, :], mask, scale, CAUSAL, MASK)
+        scores = hide(
+            scores, query_at[:, None], key_at[None, :], mask, window, scale, CAUSAL, MASK
+        )
     raised = tl.maximum(maximum, tl.max(scores, 1))
     # So far nothing was seen: subtract 0, since −inf − (−inf) is not a number.
     shift = tl.where(raised == float("-inf"), 0.0, raised) * to_base_2
@@ -60,7 +63,7 @@ def forward_step(
 
 @triton.jit
 def forward_walk(
-    q, key, value, mask, first, last, query_at, maximum, total, accumulator, scale,
+    q, key, value, mask, window, first, last, query_at, maximum, total, accumulator, scale,
     BLOCK_K: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -73,15 +76,15 @@ def forward_walk(
     """
     for place in range(0, tl.maximum(last - first, BLOCK_K), BLOCK_K):
         maximum, total, accumulator = forward_step(
-            q, key, value, mask, first + place, query_at, maximum, total, accumulator,
-            scale, BLOCK_K, CUT, EVEN, CAUSAL, MASK, PRECISION,
+            q, key, value, mask, window, first + place, query_at, maximum, total,
+            accumulator, scale, BLOCK_K, CUT, EVEN, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     return maximum, total, accumulator
 
 
 @triton.jit
 def forward_kernel(
-    query, key, value, mask, output, lse, heads, queries, keys, together, scale,
+    query, key, value, mask, window, output, lse, heads, queries, keys, together, scale,
     D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
@@ -106,22 +109,27 @@ def forward_kernel(
     accumulator = tl.zeros((BLOCK_Q, PADDED_V), tl.float32)
 
     whole, end = key_range(start, queries, keys, BLOCK_Q, BLOCK_K, CAUSAL)
-    if MASK != "none":  # it may cut any tile
+    first = 0
+    if window is not None:
+        first, end = window_range(
+            start, end, queries, keys, window, BLOCK_Q, BLOCK_K, CAUSAL
+        )
+    if MASK != "none" or window is not None:  # it may cut any tile
         maximum, total, accumulator = forward_walk(
-            q, key, value, mask, 0, end, query_at, maximum, total, accumulator, scale,
-            BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
+            q, key, value, mask, window, first, end, query_at, maximum, total, accumulator,
+            scale, BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         if whole > 0:
             maximum, total, accumulator = forward_walk(
-                q, key, value, mask, 0, whole, query_at, maximum, total, accumulator, scale,
-                BLOCK_K, False, EVEN, CAUSAL, MASK, PRECISION,
+                q, key, value, mask, window, 0, whole, query_at, maximum, total,
+                accumulator, scale, BLOCK_K, False, EVEN, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         left = end - whole if CAUSAL or not EVEN else 0
         if left > 0:
             maximum, total, accumulator = forward_walk(
-                q, key, value, mask, whole, end, query_at, maximum, total, accumulator,
-                scale, BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
+                q, key, value, mask, window, whole, end, query_at, maximum, total,
+                accumulator, scale, BLOCK_K, True, EVEN, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
 
     # A query that saw nothing gets 0/1 = 0, and as its log-sum-exp −inf + log2(1) = −inf.

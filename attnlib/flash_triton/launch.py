@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlib.flash.tiles import narrow_window
 from attnlib.flash_triton.backward import (
     key_value_gradient_kernel,
     query_gradient_kernel,
@@ -106,6 +107,7 @@ def arguments_of(
     mask: Tensor | None,
     causal: bool,
     scale: float,
+    window: int | None = None,
 ) -> dict[str, Any]:
     """What all three kernels take, by name, and what this one is compiled for.
 
@@ -130,6 +132,7 @@ def arguments_of(
     given, kind = mask_of(mask, query)
     return dict(
         query=heads_of(query), key=heads_of(key), value=heads_of(value), mask=given,
+        window=narrow_window(window, queries, keys, causal),
         heads=heads, queries=queries, keys=keys, together=together, scale=scale,
         D_K=d_k, D_V=d_v, PADDED_K=padded(d_k), PADDED_V=padded(d_v), GROUP=group,
         BLOCK_Q=setting.queries, BLOCK_K=setting.keys,
@@ -157,6 +160,7 @@ def run_forward(
     mask: Tensor | None,
     causal: bool,
     scale: float,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of 4-D tensors whose last stride is 1.
 
@@ -165,7 +169,7 @@ def run_forward(
     batch, heads, queries, _ = query.shape
     output = room_like(query, queries, value.shape[-1])
     lse = query.new_empty(batch, heads, queries, dtype=torch.float32)
-    given = arguments_of("forward", query, key, value, mask, causal, scale)
+    given = arguments_of("forward", query, key, value, mask, causal, scale, window)
     programs = batch * heads * -(-queries // given["BLOCK_Q"])
     results = {"output": heads_of(output), "lse": lse}
     launch(forward_kernel, programs, query.device, **given, **results)
@@ -209,6 +213,7 @@ def run_backward(
     causal: bool,
     scale: float,
     needed: tuple[bool, bool],
+    window: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dQ if `needed[0]`, dK and dV if `needed[1]`; both in one walk along the queries.
 
@@ -221,7 +226,7 @@ def run_backward(
     shared_heads, keys, d_v = value.shape[1:]
     one_walk = all(needed) and not torch.are_deterministic_algorithms_enabled()
     grad_query = grad_key = grad_value = None
-    inputs = (query, key, value, mask, causal, scale)
+    inputs = (query, key, value, mask, causal, scale, window)
     level, delta = statistics
     shared = {"grad_output": heads_of(grad_output), "level": level, "delta": delta}
     shared["ROWS"] = STATISTICS_ROWS

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnlib.checks import as_autocast
+from attnlib.checks import as_autocast, require_window
+from attnlib.flash.tiles import narrow_window
 from attnlib.flash_triton.attention import prepare, refusal, refuse_bad_heads
 from attnlib.flash_triton.blocks import heads_of, load_block, matrix_of, tl, triton
 from attnlib.flash_triton.launch import capability_of, interpreted, launch, mask_of, padded
@@ -19,7 +20,7 @@ from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale
 
 @triton.jit
 def split_step(
-    q, query_at, key, value, mask, at, maximum, total, accumulator, scale,
+    q, query_at, key, value, mask, window, at, maximum, total, accumulator, scale,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Takes one block of keys and values into the running softmax of a tile of rows.
@@ -30,7 +31,7 @@ def split_step(
     k = load_block(key, at, BLOCK_K, q.shape[1], True)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     key_at = at + tl.arange(0, BLOCK_K)[None, :]
-    scores = hide(scores, query_at, key_at, mask, scale, CAUSAL, MASK)
+    scores = hide(scores, query_at, key_at, mask, window, scale, CAUSAL, MASK)
     raised = tl.maximum(maximum, tl.max(scores, 1))
     shift = tl.where(raised == float("-inf"), 0.0, raised) * to_base_2
     weights = tl.exp2(scores * to_base_2 - shift[:, None])
@@ -44,7 +45,8 @@ def split_step(
 
 @triton.jit
 def split_kernel(
-    query, key, value, mask, parts, levels, heads, group, queries, keys, splits, scale,
+    query, key, value, mask, window, parts, levels,
+    heads, group, queries, keys, splits, scale,
     D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
@@ -73,12 +75,16 @@ def split_kernel(
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     accumulator = tl.zeros((ROWS, PADDED_V), tl.float32)
+    before = 0
     blocks = tl.cdiv(keys, BLOCK_K)
+    if window is not None:  # the first query sees the earliest key
+        before = tl.maximum(keys - queries - window + 1, 0) // BLOCK_K
+        blocks -= before
     first = split * blocks // splits * BLOCK_K
     end = (split + 1) * blocks // splits * BLOCK_K
-    for at in range(first, end, BLOCK_K):
+    for at in range(before * BLOCK_K + first, before * BLOCK_K + end, BLOCK_K):
         maximum, total, accumulator = split_step(
-            q, query_at, key, value, mask, at, maximum, total, accumulator, scale,
+            q, query_at, key, value, mask, window, at, maximum, total, accumulator, scale,
             BLOCK_K, CAUSAL, MASK,
         )  # fmt: skip
 
@@ -178,6 +184,7 @@ def run_split(
     causal: bool,
     scale: float,
     splits: int | None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of 4-D tensors whose last stride is 1.
 
@@ -190,6 +197,9 @@ def run_split(
     setting = split_setting(max(d_k, d_v), query.dtype)
     tile = 16 if rows <= 16 else 32
     programs, blocks = batch * heads * -(-rows // tile), -(-keys // setting["BLOCK_K"])
+    window = narrow_window(window, queries, keys, causal)
+    if window is not None:
+        blocks -= max(keys - queries - window + 1, 0) // setting["BLOCK_K"]
     if splits is None:
         splits = choose_splits(programs, blocks, multiprocessors_of(query))
     parts = query.new_empty(batch, heads, rows, splits, d_v, dtype=torch.float32)
@@ -202,8 +212,8 @@ def run_split(
     launch(
         split_kernel, programs * splits, query.device, **shared, **setting,
         query=heads_of(query), key=heads_of(key), value=heads_of(value), mask=given,
-        heads=heads, group=group, keys=keys, scale=scale, D_K=d_k, PADDED_K=padded(d_k),
-        ROWS=tile, CAUSAL=causal, MASK=kind,
+        window=window, heads=heads, group=group, keys=keys, scale=scale,
+        D_K=d_k, PADDED_K=padded(d_k), ROWS=tile, CAUSAL=causal, MASK=kind,
     )  # fmt: skip
     launch(
         merge_kernel, batch * all_heads * queries, query.device, **shared,
@@ -235,6 +245,7 @@ def flash_decoding_triton(
     mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     *,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
     splits: int | None = None,
     enable_gqa: bool = False,
@@ -257,6 +268,8 @@ def flash_decoding_triton(
             two leading dimensions; boolean, True = may attend, or floating, added to the
             scores.
         causal: query i sees the keys up to i + M - N only; composes with any mask.
+        window: query i sees the keys less than window tokens from i + M - N only; composes
+            with both. Keys before all windows are not read.
         scale: factor on the scores; `None` means 1/√d_k.
         splits: shares of the keys, at least 1; `None` chooses by the multiprocessors.
         enable_gqa: whether keys and values may have fewer heads than the query, a divisor
@@ -269,14 +282,16 @@ def flash_decoding_triton(
 
     Raises:
         RuntimeError: no Triton or no GPU that these kernels can use.
-        TypeError: a wrong or a mixed dtype.
+        TypeError: a wrong or a mixed dtype, or window is no integer.
         ValueError: a wrong rank, mismatched shapes or devices, more than 256 features,
-            heads that do not divide, no share, or a tensor that requires a gradient.
+            heads that do not divide, no share, window below 1, or a tensor that requires a
+            gradient.
 
     Source: appendix E, eq-split-merge, eq-split-range, eq-group-rows.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_heads(query, key, value, mask, enable_gqa)
+    require_window(window)
     refuse_gradients(query=query, key=key, value=value, mask=mask)
     if error := refusal(query, value, mask):
         raise error
@@ -286,6 +301,6 @@ def flash_decoding_triton(
         raise ValueError(f"splits: expected at least 1, got {splits}")
     leading, dtype = query.shape[:-2], query.dtype
     *inputs, scale = prepare(query, key, value, mask, scale)
-    output, lse = run_split(*inputs, causal, scale, splits)
+    output, lse = run_split(*inputs, causal, scale, splits, window)
     output = output.reshape(*leading, *output.shape[-2:]).to(dtype)
     return (output, lse.reshape(*leading, lse.shape[-1])) if return_lse else output

@@ -15,7 +15,10 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit
-def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.constexpr):
+def hide(
+    scores, query_at, key_at, mask, window, scale,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
     """Scores with −inf where a query may not see a key, plus an additive mask.
 
     An additive mask must not be scaled, so that the scale comes first, and the mask is
@@ -26,6 +29,8 @@ def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.c
         query_at: position of each query, (rows, 1); or (1, rows) if the tile is transposed.
         key_at: position of each key, (1, columns), or (columns, 1).
         mask: the N×M matrix of this head. Without a mask, only its size counts.
+        window: query i sees key j only if it is less than so far from i + M − N; `None`
+            for all, which compiles to nothing.
         scale: the factor on the scores, which an additive mask needs.
         CAUSAL: whether query i sees key j only if j ≤ i + M − N.
         MASK: "none", "boolean" or "additive".
@@ -38,7 +43,11 @@ def hide(scores, query_at, key_at, mask, scale, CAUSAL: tl.constexpr, MASK: tl.c
     last = mask.width - 1
     if CAUSAL:  # one comparison an entry, whatever the reason
         last = tl.minimum(query_at + mask.width - mask.rows, last)
+    elif window is not None:
+        last = tl.minimum(query_at + mask.width - mask.rows + window - 1, last)
     seen = key_at <= last
+    if window is not None:
+        seen = seen & (key_at > query_at + mask.width - mask.rows - window)
     if MASK != "none":
         down = tl.cast(query_at, tl.int64) * mask.row
         across = tl.cast(key_at, tl.int64) * mask.column
@@ -71,6 +80,7 @@ def key_range(
 
     `whole` is a multiple of BLOCK_K: up to it, only a mask makes a check necessary. `end`
     is at least BLOCK_K, so that there is a tile. One that no query sees changes nothing.
+    With a window, see `window_range`.
 
     Source: chapter 15, eq-key-range.
     """
@@ -81,3 +91,22 @@ def key_range(
         last = tl.minimum(start + BLOCK_Q, queries)
         end = last + keys - queries
     return whole // BLOCK_K * BLOCK_K, tl.maximum(end, BLOCK_K)
+
+
+@triton.jit
+def window_range(
+    start, end, queries, keys, window, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The keys of `key_range` that a window leaves: from `first`, a multiple of BLOCK_K.
+
+    The first query sees the earliest key, and the last one the latest. There is a tile.
+
+    Source: chapter 15; chapter 18 for windows.
+    """
+    at = start + keys - queries
+    first = tl.maximum(at - window + 1, 0) // BLOCK_K * BLOCK_K
+    if not CAUSAL:
+        behind = tl.minimum(start + BLOCK_Q, queries) + keys - queries
+        end = tl.minimum(end, behind + window - 1)
+    return first, tl.maximum(end, first + BLOCK_K)

@@ -134,7 +134,7 @@ def test_every_kind_of_mask(capability, pytestconfig):
     found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
     kernels = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
     capabilities = [capability] if capability else [80, 90, 100]
-    masks, even = ("none", "boolean", "additive"), (True, False)
+    masks, even = ("none", "boolean", "additive", "window"), (True, False)
     assert found == set(itertools.product(kernels, capabilities, masks, even))
     bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
     assert not {case: words for case, words in bad.items() if words}
@@ -262,17 +262,19 @@ def masks(kind, batch, heads, queries, keys):
 
 launch.launch = compile_it
 sizes = ((1, 1, 1, 1, 1), (2, 1, 1, 40, 17), (1, 2, 40, 1, 16), (1, 1, 1, 64, 64))
-kinds, causal = ("none", "boolean", "additive"), (False, True)
+kinds, causal, windows = ("none", "boolean", "additive"), (False, True), (None, 1, 16)
 if sys.argv[2] == "few":
-    sizes, causal = sizes[:2], (True,)
-for size, kind, is_causal in itertools.product(sizes, kinds, causal):
+    sizes, causal, windows = sizes[:2], (True,), (None, 1)
+for size, kind, is_causal, window in itertools.product(sizes, kinds, causal, windows):
+    if window is not None and (kind == "boolean" or size[2:4] == (1, 1)):
+        continue  # one kind of mask beside it, and something to hide
     batch, heads, queries, keys, dim = size
     mask = masks(kind, batch, heads, queries, keys)
     query = torch.zeros(batch, queries, heads, dim).half().transpose(1, 2)
     key, value = (torch.zeros(batch, heads, keys, dim).half() for _ in range(2))
-    output, lse = launch.run_forward(query, key, value, mask, is_causal, 1.0)
+    output, lse = launch.run_forward(query, key, value, mask, is_causal, 1.0, window)
     numbers = launch.run_statistics(output, output, lse, lse)
-    rest = (output, numbers, is_causal, 1.0, (True, True))
+    rest = (output, numbers, is_causal, 1.0, (True, True), window)
     for same_bits in (False, True):
         torch.use_deterministic_algorithms(same_bits)
         launch.run_backward(query, key, value, mask, *rest)
@@ -291,6 +293,7 @@ def test_sizes_that_become_constants(of, capability, pytestconfig):
     kernels = ["forward", "statistics", "key_value_gradient"]
     kernels += ["query_gradient", "key_value_gradient"]
     times = 2 * 3 if capability else 4 * 3 * 2
+    times += 2 if capability else 3 * 2 * 2 * 2  # with windows
     names = [f"{kernel}_kernel" for kernel in kernels] * times
     assert run("-c", STAND_IN + SIZES, str(of), few) == names
 
