@@ -158,6 +158,25 @@ def test_gradient_of_shared_keys_by_hand(times):
         assert close(found[0], d_k) and close(found[1], d_v)
 
 
+def test_a_layer_of_shared_heads_is_exported():
+    layer = layer_of(ScaledDotProductAttention(causal=True), 2).eval()
+    x = rows(2, 5, 24)
+    expected = layer(x, need_weights=False)[0]
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    program = torch.export.export(
+        layer,
+        (x,),
+        {"need_weights": False},
+        dynamic_shapes={"query": {1: tokens}, "need_weights": None},
+    )
+    assert close(program.module()(x, need_weights=False)[0], expected)
+    longer = rows(2, 9, 24)
+    assert close(
+        program.module()(longer, need_weights=False)[0],
+        layer(longer, need_weights=False)[0],
+    )
+
+
 def test_gradients_of_a_layer():
     layer, x = layer_of(ScaledDotProductAttention(causal=True), 2), rows(3, 24)
 
@@ -409,6 +428,8 @@ def test_in_order():
 
 
 WINDOWED = {
+    "bias": LearnedBiasAttention(4, 8, causal=True, window=3),
+    "tiles": FlashAttention(causal=True, block_size=4, window=3),
     "plain": ScaledDotProductAttention(causal=True, window=3),
     "list": [ScaledDotProductAttention(causal=True, window=3 - i % 2) for i in range(4)],
 }
