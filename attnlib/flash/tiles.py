@@ -68,8 +68,9 @@ def narrow_window(window: int | None, queries: int, keys: int, causal: bool) -> 
 
     Source: chapter 14; chapter 18 for windows.
     """
-    widest = keys if causal else max(queries, keys)
-    return None if window is None or window >= widest else window
+    if window is None:
+        return None
+    return window if window < (keys if causal else max(queries, keys)) else None
 
 
 def visible_tiles(

@@ -678,7 +678,7 @@ def test_auto_asks_the_backends(monkeypatch):
     monkeypatch.setitem(BACKENDS, "triton", spies["triton"]._replace(suits=lambda *a: True))
     FlashAttention()(*inputs)
     FlashAttention(backend="torch")(*inputs)
-    options = {"causal", "scale"}
+    options = {"causal", "window", "scale"}
     fused, tiles, kernels = (
         ("fused", options),
         ("torch", options | {"block_size"}),
