@@ -9,7 +9,7 @@ import torch
 
 from attnlib import FlashAttention, flash_attention, flash_attention_triton
 from attnlib import flash_decoding_triton as flash_decoding
-from attnlib.flash_triton import Setting
+from attnlib.flash_triton import Setting, split
 from attnlib.flash_triton.attention import triton_backward, triton_forward
 
 if importlib.util.find_spec("triton") is None:
@@ -162,6 +162,20 @@ def test_a_key_does_not_walk_along_queries_that_do_not_see_it(causal):
     for a, b in zip(found, wanted, strict=True):
         for seen in (slice(0, 16), slice(80, 96)):
             torch.testing.assert_close(a[:, seen], b[:, seen])
+
+
+def test_shares_are_of_what_the_window_leaves(monkeypatch):
+    """Of ten blocks of 16 keys, the last three; each share has one, and sees some key."""
+    levels, chosen, launch = [], [], split.launch
+
+    def spy(kernel, programs, device, **given):
+        launch(kernel, programs, device, **given)
+        levels.append(given["levels"])
+
+    monkeypatch.setattr(split, "launch", spy)
+    monkeypatch.setattr(split, "choose_splits", lambda *given: chosen.append(given[1]) or 3)
+    flash_decoding(*draw(1, 160), causal=True, window=40)
+    assert chosen == [3] and levels[0].shape[-1] == 3 and levels[0].isfinite().all()
 
 
 def test_the_widest_window_gives_the_same_bits():
