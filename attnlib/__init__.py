@@ -15,6 +15,7 @@ from attnlib.flash import FlashAttention, flash_attention
 from attnlib.flash_triton import flash_attention_triton, flash_decoding_triton
 from attnlib.fused import fused_attention
 from attnlib.generation import sample
+from attnlib.grouped_query import LatentAttention, WindowCache, add_sink
 from attnlib.layer_norm import LayerNorm
 from attnlib.masks import (
     apply_mask,
@@ -89,6 +90,10 @@ __all__ = [
     "rotate",
     # Chapter 17: a cache
     "KVCache",
+    # Chapter 18: fewer keys
+    "LatentAttention",
+    "WindowCache",
+    "add_sink",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -74,6 +74,23 @@ class BaseAttention(nn.Module, ABC):
             ValueError: a wrong rank, mismatched shapes or mixed devices.
         """
 
+    def attend_groups(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "*batch heads queries d_v"] | None:
+        """Output of heads that share keys and values, for who need not copy these.
+
+        Returns:
+            Output (..., H, N, d_v), where as many neighboring heads of query share each
+            head of key and value; or `None`, and the heads are then repeated.
+
+        Source: chapter 18, eq-grouped-heads.
+        """
+        return None
+
 
 def apply_attention(
     attention: BaseAttention,

@@ -684,6 +684,53 @@ def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0
     return padding
 
 
+def require_kv_heads(num_kv_heads: int | None, num_heads: int) -> int:
+    """Returns the number of heads of keys and values, if the heads of queries can share it.
+
+    Args:
+        num_kv_heads: expected a divisor of num_heads; `None` means num_heads.
+        num_heads: number of heads of queries.
+
+    Raises:
+        TypeError: no whole number, or a truth value.
+        ValueError: below 1, or no divisor of num_heads.
+
+    Source: chapter 18; the contract, appendix A.
+    """
+    if num_kv_heads is None:
+        return num_heads
+    require_count("num_kv_heads", num_kv_heads)
+    if num_heads % num_kv_heads:
+        wanted = f"a divisor of num_heads = {num_heads}"
+        raise ValueError(f"num_kv_heads: expected {wanted}, got {num_kv_heads}")
+    return num_kv_heads
+
+
+def require_window_kept(heads: nn.Module, cache: CacheLike) -> None:
+    """Refuses a cache that forgets tokens which a head still sees.
+
+    Args:
+        heads: one attention for all heads, or an `nn.ModuleList` with one for each.
+        cache: if it forgets, it says by `window` how many tokens it keeps.
+
+    Raises:
+        ValueError: a head has no window, or a longer one.
+
+    Source: chapter 18; the contract, appendix A.
+    """
+    kept = getattr(cache, "window", None)
+    if kept is None:
+        return
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        window = getattr(head, "window", None)
+        if window is None or window > kept:
+            seen = "all tokens" if window is None else f"{window} tokens"
+            raise ValueError(
+                f"cache: expected one that keeps what a head sees, {seen}, got a window "
+                f"of {kept}"
+            )
+
+
 def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """The tensors as autocast gives them to `F.scaled_dot_product_attention`.
 

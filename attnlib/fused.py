@@ -5,6 +5,7 @@ Derived in appendix B, "Beside PyTorch" (book/B_beside_pytorch.ipynb).
 """
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -77,7 +78,7 @@ def attend_fused(
     window: int | None = None,
     scale: float | None,
 ) -> Tensor:
-    """`fused_attention` of what has been looked at already.
+    """`fused_attention` of what has been looked at already, where heads may share keys.
 
     PyTorch's function spares the weights only with tensors, and masks, of four dimensions.
 
@@ -96,6 +97,8 @@ def attend_fused(
         key, value, mask = within_window(query, key, value, mask, window)
     queries, keys = query.shape[-2], key.shape[-2]
     attend = F.scaled_dot_product_attention
+    if query.shape[1] != key.shape[1]:  # heads of query share those of key
+        attend = partial(attend, enable_gqa=True)
     if mask is None and (not causal or queries == 1):  # the last query sees every key
         return attend(query, key, value, scale=scale)
     if mask is None and queries == keys:

@@ -1,7 +1,8 @@
 # Made from book/05_multi_head.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Multi-head attention: several attentions side by side, each in its own subspace.
 
-Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb).
+Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb), and in chapter 18,
+"Fewer keys" (book/18_fewer_keys.ipynb).
 """
 
 import inspect
@@ -17,7 +18,9 @@ from attnlib.checks import (
     refuse_ambiguous_mask,
     refuse_bad_positions,
     refuse_bad_tokens,
+    require_kv_heads,
     require_rotary,
+    require_window_kept,
 )
 from attnlib.masks import Mask
 from attnlib.projection import Projection
@@ -97,8 +100,8 @@ def make_heads(
 def attend_each(
     attentions: nn.ModuleList,
     query: Float[Tensor, "*batch heads queries d_k"],
-    key: Float[Tensor, "*batch heads keys d_k"],
-    value: Float[Tensor, "*batch heads keys d_v"],
+    key: Float[Tensor, "*batch kv_heads keys d_k"],
+    value: Float[Tensor, "*batch kv_heads keys d_v"],
     mask: Tensor | None,
     need_weights: bool,
 ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
@@ -107,8 +110,10 @@ def attend_each(
     Source: chapter 5.
     """
     outputs, per_head = [], []
+    times = query.shape[-3] // key.shape[-3]  # 1, or more if heads share keys
     for h, attention in enumerate(attentions):
-        q, k, v = (x[..., h : h + 1, :, :] for x in (query, key, value))
+        q = query[..., h : h + 1, :, :]
+        k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
         own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
         part = mask[:, h : h + 1] if own else mask
         output, weights = apply_attention(attention, q, k, v, part, need_weights)
@@ -121,12 +126,12 @@ def attend_each(
 def turn_heads(
     rotary: Rotary,
     q: Float[Tensor, "*batch heads queries d_k"],
-    k: Float[Tensor, "*batch heads keys d_k"],
+    k: Float[Tensor, "*batch kv_heads keys d_k"],
     positions: Int[Tensor, "..."] | int | None,
     own_keys: bool,
     held: int | None,
 ) -> tuple[
-    Float[Tensor, "*batch heads queries d_k"], Float[Tensor, "*batch heads keys d_k"]
+    Float[Tensor, "*batch heads queries d_k"], Float[Tensor, "*batch kv_heads keys d_k"]
 ]:
     """Queries and keys, turned by their positions; see `MultiHeadAttention.forward`.
 
@@ -153,15 +158,19 @@ class MultiHeadAttention(nn.Module):
         bias: whether the four projections have a bias.
         rotary: what turns queries and keys by their positions, such as `RotaryPositions`
             of chapter 16, called as rotary(x, positions); `None` means that nothing does.
+        num_kv_heads: number of heads of keys and values, a divisor of num_heads; as many
+            heads of queries share each, see chapter 18. `None` means num_heads.
 
     Attributes:
-        q_proj, k_proj, v_proj, out_proj: `Projection(embed_dim, embed_dim)` layers.
+        q_proj, out_proj: `Projection(embed_dim, embed_dim)` layers.
+        k_proj, v_proj: the same, but with fewer columns if heads share keys and values.
         attention: one `BaseAttention`, or an `nn.ModuleList` with one for each head.
         rotary: as given.
 
     Raises:
         TypeError: attention is not what `make_heads` takes, or rotary can't be called.
-        ValueError: embed_dim is not divisible by num_heads, or a wrong number of heads.
+        ValueError: embed_dim is not divisible by num_heads, num_heads not by num_kv_heads,
+            or a wrong number of heads.
 
     Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2.
     """
@@ -173,6 +182,7 @@ class MultiHeadAttention(nn.Module):
         attention: AttentionLike | None = None,
         bias: bool = True,
         rotary: Rotary | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
@@ -181,16 +191,20 @@ class MultiHeadAttention(nn.Module):
                 f"got {embed_dim}"
             )
         self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.num_kv_heads = require_kv_heads(num_kv_heads, num_heads)
+        kv_dim = self.num_kv_heads * (embed_dim // num_heads)
         self.q_proj = Projection(embed_dim, embed_dim, bias)
-        self.k_proj = Projection(embed_dim, embed_dim, bias)
-        self.v_proj = Projection(embed_dim, embed_dim, bias)
+        self.k_proj = Projection(embed_dim, kv_dim, bias)
+        self.v_proj = Projection(embed_dim, kv_dim, bias)
         self.out_proj = Projection(embed_dim, embed_dim, bias)
         self.attention = make_heads(attention, num_heads)
         self.rotary = require_rotary(rotary)
 
     def extra_repr(self) -> str:
         """What `print` shows besides the projections and the heads."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        shared = self.num_kv_heads != self.num_heads
+        kv_heads = f", num_kv_heads={self.num_kv_heads}" if shared else ""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{kv_heads}"
 
     def forward(
         self,
@@ -214,7 +228,7 @@ class MultiHeadAttention(nn.Module):
                 dot product do not form them, and are faster.
             cache: a `KVCache` that holds the keys and values of the tokens before these,
                 and gets theirs; M then counts all that it holds. The heads must be causal,
-                or the mask must be.
+                or the mask must be. A `WindowCache` is for heads with a window.
             positions: for rotary only: where the queries stand, integers (N,) or
                 (..., N), or the first of N in a row. In self-attention the keys stand
                 there, too, otherwise at 0 to M - 1. `None` means the last N of M places.
@@ -227,8 +241,8 @@ class MultiHeadAttention(nn.Module):
         Raises:
             TypeError: a tensor of the wrong or a mixed dtype.
             ValueError: wrong shapes, a mask of neither 2 nor 4 dimensions, a cache that is
-                full or holds other sequences, positions without rotary, or rotary with a
-                cache and keys of their own.
+                full, holds other sequences or forgets what a head sees, positions without
+                rotary, or rotary with a cache and keys of their own.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -236,16 +250,19 @@ class MultiHeadAttention(nn.Module):
             refuse_bad_tokens(name, x, self.embed_dim, self.q_proj.W, dims=2)
         refuse_ambiguous_mask(mask, query)
         q = split_heads(self.q_proj(query), self.num_heads)
-        k = split_heads(self.k_proj(key), self.num_heads)
-        v = split_heads(self.v_proj(value), self.num_heads)
+        k = split_heads(self.k_proj(key), self.num_kv_heads)
+        v = split_heads(self.v_proj(value), self.num_kv_heads)
         if self.rotary is not None or positions is not None:
             refuse_bad_positions(positions, query, rotary=self.rotary is not None)
             held = None if cache is None else len(cache)
             q, k = turn_heads(self.rotary, q, k, positions, key is query, held)
         if cache is not None:
-            k, v = cache.append(k, v)
+            require_window_kept(self.attention, cache)
+            k, v, mask = append_heads(cache, k, v, mask)
         if isinstance(self.attention, BaseAttention):
-            output, weights = apply_attention(self.attention, q, k, v, mask, need_weights)
+            shared = self.num_kv_heads < self.num_heads
+            attend = attend_shared if shared else apply_attention
+            output, weights = attend(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))
         else:
             output, per_head = attend_each(self.attention, q, k, v, mask, need_weights)
@@ -282,3 +299,50 @@ class MultiHeadAttention(nn.Module):
                     projection.b.copy_(module.in_proj_bias.chunk(3)[index])
         made.out_proj = Projection.from_linear(module.out_proj)
         return made.train(module.training)
+
+
+def repeat_heads(
+    x: Float[Tensor, "*batch kv_heads keys d"], times: int
+) -> Float[Tensor, "*batch heads keys d"]:
+    """Each head of keys or values, `times` times in a row: one for each that shares it.
+
+    Source: chapter 18, eq-grouped-heads.
+    """
+    return x.repeat_interleave(times, dim=-3)
+
+
+def attend_shared(
+    attention: BaseAttention,
+    query: Float[Tensor, "*batch heads queries d_k"],
+    key: Float[Tensor, "*batch kv_heads keys d_k"],
+    value: Float[Tensor, "*batch kv_heads keys d_v"],
+    mask: Mask | None,
+    need_weights: bool,
+) -> tuple[Float[Tensor, "*batch heads queries d_v"], Tensor | None]:
+    """Output and weights of heads that share keys, which are repeated only if need be.
+
+    Source: chapter 18, eq-grouped-heads.
+    """
+    if not need_weights:
+        output = attention.attend_groups(query, key, value, mask)
+        if output is not None:
+            return output, None
+    times = query.shape[-3] // key.shape[-3]
+    key, value = repeat_heads(key, times), repeat_heads(value, times)
+    return apply_attention(attention, query, key, value, mask, need_weights)
+
+
+def append_heads(
+    cache: CacheLike,
+    k: Float[Tensor, "*batch kv_heads new d_k"],
+    v: Float[Tensor, "*batch kv_heads new d_v"],
+    mask: Mask | None,
+) -> tuple[Tensor, Tensor, Mask | None]:
+    """Keys and values that a cache returns, and the columns of the mask for them.
+
+    Source: chapter 17, eq-cached-attention; chapter 18, eq-window-visible.
+    """
+    k, v = cache.append(k, v)
+    if mask is not None and k.shape[-2] < len(cache) == mask.shape[-1]:
+        mask = mask[..., len(cache) - k.shape[-2] :]  # the others are forgotten
+    return k, v, mask

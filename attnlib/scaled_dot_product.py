@@ -19,7 +19,7 @@ from attnlib.checks import (
     require_probability,
     require_window,
 )
-from attnlib.fused import fused_attention
+from attnlib.fused import attend_fused, fused_attention
 from attnlib.masks import Mask, windowed
 
 
@@ -148,3 +148,17 @@ class ScaledDotProductAttention(BaseAttention):
         weights = masked_weights(scale * query, key, mask, self.causal)
         output = F.dropout(weights, self.dropout, self.training) @ value
         return output, weights if need_weights else None
+
+    def attend_groups(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "*batch heads queries d_v"] | None:
+        """Output (..., H, N, d_v) by PyTorch's function, unless weights are dropped."""
+        if self.training and self.dropout:
+            return None
+        query, key, value, mask = as_autocast(query, key, value, mask)
+        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
+        return attend_fused(query, key, value, mask, **options)

@@ -429,10 +429,61 @@ def check_cache_refusals(
     refused(lambda: new.append(leaf, v), ValueError, "key", "a gradient that would be lost")
 
 
+def check_window_kept(
+    factory: Callable[[int], CacheLike],
+    window: int,
+    leading: tuple[int, ...],
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """Each append returns what its new tokens see: the last window - 1 old ones, and they.
+
+    Source: the contract, appendix A; chapter 18.
+    """
+    sizes = (1, window, 1, 1, 0, 2, window + 2, 1, 2 * window + 1, 1, 1)
+    pieces = [(k.to(dtype), v.to(dtype)) for k, v in random_pieces(leading, sizes)]
+    whole = [torch.cat(x, dim=-2) for x in zip(*pieces, strict=True)]
+    cache, seen, returned = factory(sum(sizes)), 0, []
+    for number, piece in enumerate(pieces):
+        when = f"with a window of {window}, append {number}"
+        start = max(0, seen - window + min(1, sizes[number]))
+        seen += sizes[number]
+        returned.append((*cache.append(*piece), start, seen))
+        assert len(cache) == seen, (
+            f"{when}: len is {len(cache)}, not the {seen} tokens read"
+        )
+        for name, found, all_of_them in zip(
+            ("keys", "values"), returned[-1][:2], whole, strict=True
+        ):
+            expected = all_of_them[..., start:seen, :]
+            shapes = f"{tuple(found.shape)}, not {tuple(expected.shape)}"
+            assert found.shape == expected.shape, f"{when}: {name} of shape {shapes}"
+            assert torch.equal(found, expected), f"{when}: other {name} than the last ones"
+    for number, (keys, values, start, end) in enumerate(returned):
+        kept = torch.equal(keys, whole[0][..., start:end, :])
+        kept &= torch.equal(values, whole[1][..., start:end, :])
+        assert kept, f"after later appends, what append {number} returned has changed"
+    token = tuple(x[..., :1, :] for x in pieces[0])
+    refused(lambda: cache.append(*token), ValueError, "key", "a full cache")
+    refused(lambda: cache.truncate(seen - 2), ValueError, "length", "what it has forgotten")
+    last = tuple(x[..., -1:, :] for x in whole)
+    cache.truncate(seen - 1)
+    keys, _ = cache.append(*last)
+    expected = whole[0][..., seen - window : seen, :]
+    assert torch.equal(keys, expected), "after one token was taken back, keys differ"
+    cache.truncate(seen - 1)
+    refused(
+        lambda: cache.truncate(seen - 2), ValueError, "length", "one more is taken back"
+    )
+    cache.truncate(0)
+    keys, _ = cache.append(*token)
+    assert torch.equal(keys, token[0]), "after truncate(0), something is left"
+
+
 def check_cache(
     factory: Callable[[int], CacheLike],
     leading: Iterable[tuple[int, ...]] = ((), (3,), (2, 4)),
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16),
+    window: int | None = None,
 ) -> None:
     """Puts a cache through what attention relies on; see `KVCache`.
 
@@ -441,15 +492,21 @@ def check_cache(
             `lambda capacity: MyCache(capacity, ...)`.
         leading: the leading dimensions to try, usually (batch, heads).
         dtypes: what to try besides float64.
+        window: how many tokens the cache keeps, for one that forgets the others, and what
+            it keeps is then tried instead; `None` for one that keeps all.
 
     Raises:
         AssertionError: names what is broken.
 
-    Source: the contract, appendix A; chapter 17.
+    Source: the contract, appendix A; chapters 17 and 18.
     """
     assert isinstance(factory(1), CacheLike), "the factory does not make a CacheLike"
     for dimensions in leading:
         for dtype in (torch.float64, *dtypes):
-            check_order(factory, dimensions, dtype)
-        check_truncate(factory, dimensions)
-        check_cache_refusals(factory, dimensions)
+            if window is None:
+                check_order(factory, dimensions, dtype)
+            else:
+                check_window_kept(factory, window, dimensions, dtype)
+        if window is None:
+            check_truncate(factory, dimensions)
+            check_cache_refusals(factory, dimensions)

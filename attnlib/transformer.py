@@ -48,7 +48,7 @@ class TransformerBlock(nn.Module):
             `None`: heads that you pass bring their own dropout, or have none.
         norm_first: whether the norms stand before the sub-layers or after the sums.
         activation: of the feed-forward network.
-        rotary: as for `MultiHeadAttention`.
+        rotary, num_kv_heads: as for `MultiHeadAttention`.
 
     Attributes:
         attention, feed_forward: `MultiHeadAttention` and `FeedForwardNetwork`.
@@ -56,7 +56,8 @@ class TransformerBlock(nn.Module):
 
     Raises:
         TypeError: attention is not what `make_heads` takes, or rotary can't be called.
-        ValueError: embed_dim not divisible by num_heads, or dropout outside [0, 1].
+        ValueError: embed_dim not divisible by num_heads, num_heads not by num_kv_heads, or
+            dropout outside [0, 1].
 
     Source: chapter 9, eq-pre-norm and eq-post-norm; Vaswani et al. (2017), section 3.1.
     """
@@ -71,13 +72,16 @@ class TransformerBlock(nn.Module):
         norm_first: bool = True,
         activation: Activation = torch.relu,
         rotary: Rotary | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         self.dropout = require_probability("dropout", dropout)
         if attention is None:
             attention = ScaledDotProductAttention(dropout)
         self.norm_1, self.norm_2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
-        self.attention = MultiHeadAttention(embed_dim, num_heads, attention, rotary=rotary)
+        self.attention = MultiHeadAttention(
+            embed_dim, num_heads, attention, rotary=rotary, num_kv_heads=num_kv_heads
+        )
         self.feed_forward = FeedForwardNetwork(embed_dim, d_ff, dropout, activation)
         self.norm_first = norm_first
 
@@ -156,7 +160,8 @@ class LanguageModel(nn.Module):
     Args:
         vocab_size: number of different tokens.
         context_length: the most tokens that it can see.
-        embed_dim, num_heads, d_ff, norm_first, activation: as for `TransformerBlock`.
+        embed_dim, num_heads, d_ff, norm_first, activation, num_kv_heads: as for
+            `TransformerBlock`.
         num_layers: number of blocks.
         attention: what a head is, see `make_heads`; it must have causal=True. Each block
             gets a copy of its own. `None` means the causal scaled dot product with this
@@ -195,6 +200,7 @@ class LanguageModel(nn.Module):
         norm_first: bool = True,
         activation: Activation = torch.relu,
         positions: str | nn.Module = "learned",
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, context_length=context_length)
@@ -204,7 +210,7 @@ class LanguageModel(nn.Module):
         if isinstance(positions, str) and positions in ROTARY:
             positions = ROTARY[positions](embed_dim // num_heads)
         rotary = positions if isinstance(positions, nn.Module) else None
-        options = (dropout, norm_first, activation, rotary)
+        options = (dropout, norm_first, activation, rotary, num_kv_heads)
         self.blocks = nn.ModuleList(
             TransformerBlock(embed_dim, num_heads, d_ff, copy.deepcopy(attention), *options)
             for _ in range(num_layers)

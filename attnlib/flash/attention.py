@@ -90,12 +90,15 @@ class Backend(NamedTuple):
             have been looked at.
         suits: called with query, key, value, mask, causal and window; whether "auto" may
             choose it for them.
+        grouped: called as attention, where heads of query share those of key and value;
+            `None` if it can't be.
 
     Source: chapter 14.
     """
 
     attention: Callable[..., Any]
     suits: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int | None], bool]
+    grouped: Callable[..., Any] | None = None
 
 
 def fused_suits(
@@ -128,7 +131,7 @@ def fused_suits(
 
 BACKENDS = {
     "torch": Backend(flash_attention, lambda *inputs: True),
-    "fused": Backend(attend_fused, fused_suits),
+    "fused": Backend(attend_fused, fused_suits, attend_fused),
 }
 # What "auto" asks, in this order. On a CPU PyTorch's function is as fast as the tiles for
 # thousands of tokens and faster for few (benchmarks/results/backends.json); on a GPU no
@@ -191,14 +194,34 @@ class FlashAttention(BaseAttention):
         """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
         query, key, value, mask = as_autocast(query, key, value, mask)
         refuse_bad_inputs(query, key, value, mask)
-        backend = self.backend if self.block_size is None else "torch"
-        if backend == "auto":
-            inputs = (query, key, value, mask, self.causal, self.window)
-            for backend in FASTEST:  # of which the last, "torch", suits everything
-                if backend in BACKENDS and BACKENDS[backend].suits(*inputs):
-                    break
+        backend = self.choose(query, key, value, mask)
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size
         output = BACKENDS[backend].attention(query, key, value, mask, **options)
         return output, None
+
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> str:
+        """The name of the back end for these tensors."""
+        if self.block_size is not None:
+            return "torch"
+        if self.backend != "auto":
+            return self.backend
+        inputs = (query, key, value, mask, self.causal, self.window)
+        for backend in FASTEST:  # of which the last, "torch", suits everything
+            if backend in BACKENDS and BACKENDS[backend].suits(*inputs):
+                break
+        return backend
+
+    def attend_groups(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "*batch heads queries d_v"] | None:
+        """Output (..., H, N, d_v), if the back end lets heads share keys and values."""
+        query, key, value, mask = as_autocast(query, key, value, mask)
+        grouped = BACKENDS[self.choose(query, key, value, mask)].grouped
+        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
+        return grouped and grouped(query, key, value, mask, **options)

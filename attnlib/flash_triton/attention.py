@@ -371,4 +371,8 @@ def suits(
     return able and capability_of(query) >= 80  # below, only PyTorch's has tensor cores
 
 
-BACKENDS["triton"] = Backend(flash_attention_triton, suits)
+BACKENDS["triton"] = Backend(
+    flash_attention_triton,
+    suits,
+    lambda *inputs, **options: flash_attention_triton(*inputs, enable_gqa=True, **options),
+)

@@ -59,6 +59,8 @@ DEFAULTS = {
     },
     "projection.Projection": {"bias": True},
     "checks.refuse_bad_positions": {"rotary": True},
+    "grouped_query.LatentAttention": {"base": 10000.0},
+    "testing.check_window_kept": {"dtype": torch.float64},
     "rotary.RotaryPositions": {
         "base": 10000.0,
         "interleaved": False,

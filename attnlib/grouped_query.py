@@ -1,0 +1,302 @@
+# Made from book/18_fewer_keys.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Fewer keys: a cache for windows, a sink, and latent attention.
+
+Heads that share keys and values are in `MultiHeadAttention`.
+
+Derived in chapter 18, "Fewer keys" (book/18_fewer_keys.ipynb).
+"""
+
+import sys
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnlib.base import apply_attention
+from attnlib.cache import room_for
+from attnlib.checks import (
+    CacheLike,
+    refuse_ambiguous_mask,
+    refuse_bad_append,
+    refuse_bad_tokens,
+    require_count,
+    require_sizes,
+    require_window_kept,
+)
+from attnlib.masks import Mask
+from attnlib.multi_head import merge_heads, split_heads
+from attnlib.online_softmax import merge_outputs
+from attnlib.projection import Projection
+from attnlib.rotary import RotaryPositions
+from attnlib.scaled_dot_product import ScaledDotProductAttention
+
+
+class WindowCache:
+    """The keys and values of the last `window` tokens, for heads with such a window.
+
+    It counts all tokens, so that positions go on, and keeps the last ones: token t stands
+    in place t mod window, where the token before it that stood there is written over. Like
+    `KVCache`, it takes no tensor with a gradient.
+
+    Args:
+        window: how many tokens it keeps; heads with a longer window, or none, are refused.
+        capacity: the most tokens that may be appended in all; `None` sets no limit.
+
+    Attributes:
+        window, capacity: as above.
+        nbytes: the bytes that its memory takes; 0 before the first `append`.
+
+    Raises:
+        TypeError: window or capacity is no whole number.
+        ValueError: window or capacity below 1.
+
+    Source: chapter 18, eq-ring-place, eq-window-visible.
+    """
+
+    def __init__(self, window: int, capacity: int | None = None) -> None:
+        self.window = require_count("window", window)
+        limit = sys.maxsize if capacity is None else capacity
+        self.capacity = require_count("capacity", limit)
+        self.length = self.first = 0  # tokens in all; the first that is still here
+        self.keys: Tensor | None = None  # (..., window, d_k)
+        self.values: Tensor | None = None  # (..., window, d_v)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"WindowCache(window={self.window}), {self.length} tokens"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+
+    def append(
+        self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
+    ) -> tuple[Float[Tensor, "*batch keys d_k"], Float[Tensor, "*batch keys d_v"]]:
+        """Adds the keys and values of new tokens; returns all that these see.
+
+        Args:
+            key: shape (..., N, d_k), usually (batch, heads, N, d_k).
+            value: shape (..., N, d_v).
+
+        Returns:
+            Keys and values of the last window - 1 tokens before, or all if there are
+            fewer, and of the new ones, in the order of the text; with no new ones, all
+            that it keeps. They are copies.
+
+        Raises:
+            TypeError, ValueError: see `KVCache.append`.
+        """
+        held = (self.keys, self.values) if self.length else None
+        refuse_bad_append(key, value, held, self.capacity - self.length)
+        if held is None:
+            self.keys = room_for(key, self.window, self.keys)
+            self.values = room_for(value, self.window, self.values)
+        start, end = self.length, self.length + key.shape[-2]
+        first = max(self.first, start - self.window + min(1, end - start))
+        stay = torch.arange(max(start, end - self.window), end, device=key.device)
+        seen = []
+        for ring, new in ((self.keys, key), (self.values, value)):
+            seen.append(torch.cat([*in_order(ring, first, start), new], dim=-2))
+            ring[..., stay % self.window, :] = new[..., stay - start, :]
+        self.length, self.first = end, max(self.first, end - self.window)
+        return seen[0], seen[1]
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens.
+
+        Raises:
+            TypeError: length is no whole number.
+            ValueError: not between 0 and len(cache), or what the next token would see has
+                been written over. The last token can be taken back, and all.
+        """
+        require_count("length", length, least=0, most=self.length)
+        if length and max(0, length - self.window + 1) < self.first:
+            least = self.first + self.window - 1
+            raise ValueError(
+                f"length: expected 0, or at least {least}, since the first {self.first} "
+                f"tokens are forgotten, got {length}"
+            )
+        self.length, self.first = length, self.first if length else 0
+
+
+def in_order(
+    ring: Float[Tensor, "*batch window d"], first: int, end: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens first to end - 1 of a ring, as two pieces: up to its last place, and from 0.
+
+    Source: chapter 18, eq-ring-place.
+    """
+    window = ring.shape[-2]
+    place, count = first % window, end - first
+    over = max(0, place + count - window)
+    return ring[..., place : place + count, :], ring[..., :over, :]
+
+
+def add_sink(
+    output: Float[Tensor, "*batch queries d_v"],
+    lse: Float[Tensor, "*batch queries"],
+    sink: Float[Tensor, "..."],
+) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]:
+    """Attention with one more score in the denominator, whose value is 0.
+
+    Args:
+        output: shape (..., N, d_v), of attention without a sink, such as `flash_attention`.
+        lse: its log-sum-exp (..., N); -inf where a query may attend to nothing.
+        sink: the score, broadcasting to lse: (heads, 1) has one for each head. It gets a
+            gradient if it needs one; -inf is no sink.
+
+    Returns:
+        Output and log-sum-exp with the sink.
+
+    Source: chapter 18, eq-sink.
+    """
+    nothing = torch.zeros_like(output), sink.to(lse.dtype).expand(lse.shape)
+    return merge_outputs((output, lse), nothing)
+
+
+def blocks_of(
+    up: Float[Tensor, "d_latent embed_dim"], num_heads: int
+) -> Float[Tensor, "d_latent heads d_k"]:
+    """The matrix of each head, out of one for all.
+
+    Source: chapter 18, eq-latent.
+    """
+    return up.unflatten(-1, (num_heads, -1))
+
+
+def plain_heads(
+    query: Float[Tensor, "*batch heads queries d_q"],
+    c: Float[Tensor, "*batch keys d_latent"],
+    r: Float[Tensor, "*batch keys d_rotary"],
+    up_k: Float[Tensor, "d_latent embed_dim"],
+    up_v: Float[Tensor, "d_latent embed_dim"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of each head, the keys and values made of what is kept.
+
+    Source: chapter 18, eq-latent, eq-latent-score.
+    """
+    heads = query.shape[-3]
+    k, v = split_heads(c @ up_k, heads), split_heads(c @ up_v, heads)
+    r = r.unsqueeze(-3).expand(*k.shape[:-1], -1)
+    return query, torch.cat([k, r], dim=-1), v
+
+
+def absorbed_heads(
+    query: Float[Tensor, "*batch heads queries d_q"],
+    c: Float[Tensor, "*batch keys d_latent"],
+    r: Float[Tensor, "*batch keys d_rotary"],
+    up_k: Float[Tensor, "d_latent embed_dim"],
+    up_v: Float[Tensor, "d_latent embed_dim"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same scores with what is kept as the keys, and as the values, of all heads.
+
+    What comes out of attention is still to be multiplied by each head's block of up_v.
+
+    Source: chapter 18, eq-absorbed-score, eq-absorbed-output.
+    """
+    heads, d_r = query.shape[-3], r.shape[-1]
+    q, q_r = query[..., :-d_r], query[..., -d_r:]
+    q = torch.einsum("...hnd,chd->...hnc", q, blocks_of(up_k, heads))
+    shared = [torch.cat([c, r], dim=-1), c]
+    k, v = (x.unsqueeze(-3).expand(*q.shape[:-2], *x.shape[-2:]) for x in shared)
+    return torch.cat([q, q_r], dim=-1), k, v
+
+
+class LatentAttention(nn.Module):
+    """Causal attention of many heads, their keys and values made of one row a token.
+
+    A token is kept as `d_latent` numbers, of which every head makes its key and its value,
+    and `d_rotary` that turn with its position, a further part of the key of all heads.
+
+    Args:
+        embed_dim: features of a token; divisible by num_heads.
+        num_heads: number of heads.
+        d_latent: numbers kept of a token, from which keys and values are made.
+        d_rotary: numbers kept that turn, even; the queries of each head have as many more.
+        base: of `RotaryPositions`.
+
+    Attributes:
+        q_proj, q_rotary_proj: queries, and their parts that turn, `Projection` layers.
+        down_proj, k_rotary_proj: from a token to what is kept of it.
+        k_up_proj, v_up_proj: from there to the keys and values of all heads.
+        out_proj: output projection.
+
+    Raises:
+        ValueError: embed_dim not divisible by num_heads, a size below 1, an
+            odd d_rotary.
+
+    Source: chapter 18, eq-latent, eq-latent-score; DeepSeek-AI (2024), section 2.1.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        d_latent: int,
+        d_rotary: int,
+        base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        require_sizes(num_heads=num_heads, d_latent=d_latent)
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim: expected a multiple of num_heads = {num_heads}, "
+                f"got {embed_dim}"
+            )
+        self.rotary = RotaryPositions(d_rotary, base)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.d_latent, self.d_rotary = d_latent, d_rotary
+        self.q_proj = Projection(embed_dim, embed_dim, bias=False)
+        self.q_rotary_proj = Projection(embed_dim, num_heads * d_rotary, bias=False)
+        self.down_proj = Projection(embed_dim, d_latent, bias=False)
+        self.k_rotary_proj = Projection(embed_dim, d_rotary, bias=False)
+        self.k_up_proj = Projection(d_latent, embed_dim, bias=False)
+        self.v_up_proj = Projection(d_latent, embed_dim, bias=False)
+        self.out_proj = Projection(embed_dim, embed_dim, bias=False)
+        scale = (embed_dim // num_heads + d_rotary) ** -0.5
+        self.attention = ScaledDotProductAttention(causal=True, scale=scale)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch tokens embed_dim"],
+        mask: Mask | None = None,
+        cache: CacheLike | None = None,
+        absorb: bool | None = None,
+    ) -> Float[Tensor, "*batch tokens embed_dim"]:
+        """Attends from N tokens to themselves and the tokens before them.
+
+        Args:
+            x: tokens (..., N, embed_dim), usually (batch, N, embed_dim).
+            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M), as for
+                `MultiHeadAttention`.
+            cache: a `KVCache` with what is kept of the tokens before these, in place of
+                keys (..., M, d_latent) and of values (..., M, d_rotary); it gets theirs.
+            absorb: whether to attend to what is kept itself, without making keys and values
+                of it; `None` chooses what takes fewer FLOPs, if there are many keys.
+
+        Raises:
+            TypeError: a tensor of the wrong or a mixed dtype.
+            ValueError: wrong shapes, a mask of neither 2 nor 4 dimensions, or a cache that
+                is full, holds other sequences or forgets.
+        """
+        refuse_bad_tokens("x", x, self.embed_dim, self.q_proj.W, dims=2)
+        refuse_ambiguous_mask(mask, x)
+        start = 0 if cache is None else len(cache)
+        q = split_heads(self.q_proj(x), self.num_heads)
+        q_r = self.rotary(split_heads(self.q_rotary_proj(x), self.num_heads), start)
+        c, r = self.down_proj(x), self.rotary(self.k_rotary_proj(x), start)
+        if cache is not None:
+            require_window_kept(self.attention, cache)
+            c, r = cache.append(c, r)
+        if absorb is None:
+            d_k = q.shape[-1]
+            absorb = x.shape[-2] * (self.d_latent - d_k) < self.d_latent * d_k
+        up_k, up_v = self.k_up_proj.W, self.v_up_proj.W
+        make = absorbed_heads if absorb else plain_heads
+        q, k, v = make(torch.cat([q, q_r], dim=-1), c, r, up_k, up_v)
+        o, _ = apply_attention(self.attention, q, k, v, mask, need_weights=False)
+        if absorb:
+            o = torch.einsum("...hnc,chd->...hnd", o, blocks_of(up_v, self.num_heads))
+        return self.out_proj(merge_heads(o))
