@@ -1,5 +1,8 @@
 # Made from book/19_split_and_paged.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""Split and paged: one query and many keys, wherever in memory they lie."""
+"""Split and paged: one query and many keys, wherever in memory they lie.
+
+Derived in chapter 19, "Split and paged" (book/19_split_and_paged.ipynb).
+"""
 
 import math
 from bisect import bisect_right

@@ -1,5 +1,8 @@
 # Made from book/19_split_and_paged.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""Pages in a kernel: the keys are read where they lie, through the table."""
+"""Pages in a kernel: the keys are read where they lie, through the table.
+
+Derived in chapter 19, "Split and paged" (book/19_split_and_paged.ipynb).
+"""
 
 import math
 from collections.abc import Sequence
@@ -149,7 +152,8 @@ def run_paged(
     group = all_heads // max(1, heads)
     rows = group * queries
     setting = split_setting(max(d_k, d_v), query.dtype)
-    tile = 16 if rows <= 16 else 32
+    exact = query.dtype == torch.float32  # multiplied out of registers
+    tile = 16 if rows <= 16 or exact else 32
     most = table.pages.shape[1]
     splits = max(1, -(-most * size // split_size))
     parts = query.new_empty(batch, heads, rows, splits, d_v, dtype=torch.float32)
