@@ -17,6 +17,7 @@ from attnlib.flash_triton.paged import (
     load_tokens,
     paged_attention_triton,
     paged_kernel,
+    paged_step,
 )
 from attnlib.flash_triton.settings import SETTINGS, Setting, choose_setting
 from attnlib.flash_triton.split import (
@@ -47,6 +48,7 @@ __all__ = [
     "flash_decoding_triton",
     # Pages
     "load_tokens",
+    "paged_step",
     "paged_kernel",
     "fold_kernel",
     "paged_attention_triton",

@@ -48,6 +48,31 @@ def load_tokens(
 
 
 @triton.jit
+def paged_step(
+    q, last, keys, values, head, table, at, end, maximum, total, accumulator, to_base_2,
+    D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_K: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Takes one block of tokens into the running softmax of a tile of rows.
+
+    Source: chapter 15, eq-raw-maximum; chapter 13, eq-online-step.
+    """
+    token = at + tl.arange(0, BLOCK_K)
+    k = load_tokens(keys, head, table, token, end, PAGE, D_K, q.shape[1])
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    seen = (token < end)[None, :] & (token[None, :] <= last)
+    scores = tl.where(seen, scores, float("-inf"))
+    raised = tl.maximum(maximum, tl.max(scores, 1))
+    shift = tl.where(raised == float("-inf"), 0.0, raised) * to_base_2
+    weights = tl.exp2(scores * to_base_2 - shift[:, None])
+    decay = tl.exp2(maximum * to_base_2 - shift)
+    total = total * decay + tl.sum(weights, 1)
+    v = load_tokens(values, head, table, token, end, PAGE, D_V, accumulator.shape[1])
+    accumulator = accumulator * decay[:, None]
+    accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
+    return raised, total, accumulator
+
+
+@triton.jit
 def paged_kernel(
     query, keys, values, table, lengths, parts, levels,
     heads, group, queries, most, splits, split_size, scale,
@@ -64,11 +89,10 @@ def paged_kernel(
     index = tl.program_id(0) // splits // tiles
     row = tl.program_id(0) // splits % tiles * ROWS + tl.arange(0, ROWS)
     real = tl.minimum(row, rows - 1)[:, None]  # what hangs over repeats the last row
-    sequence, head = index // heads, index % heads
-    query_head, query_at = index * group + real // queries, real % queries
-    query = matrix_of(query, query_head, heads * group, queries, D_K)
-    table += tl.cast(sequence, tl.int64) * most
-    length = tl.load(lengths + sequence)
+    query_at = real % queries
+    query = matrix_of(query, index * group + real // queries, heads * group, queries, D_K)
+    table += tl.cast(index // heads, tl.int64) * most
+    length = tl.load(lengths + index // heads)
 
     column = tl.arange(0, PADDED_K)[None, :]
     down = tl.cast(query_at, tl.int64) * query.row
@@ -81,29 +105,18 @@ def paged_kernel(
     accumulator = tl.zeros((ROWS, PADDED_V), tl.float32)
     end = tl.minimum((split + 1) * split_size, length)
     for at in range(split * split_size, end, BLOCK_K):
-        token = at + tl.arange(0, BLOCK_K)
-        k = load_tokens(keys, head, table, token, end, PAGE, D_K, PADDED_K)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        seen = (token < end)[None, :] & (token[None, :] <= last)
-        scores = tl.where(seen, scores, float("-inf"))
-        raised = tl.maximum(maximum, tl.max(scores, 1))
-        shift = tl.where(raised == float("-inf"), 0.0, raised) * (scale * LOG2E)
-        weights = tl.exp2(scores * (scale * LOG2E) - shift[:, None])
-        decay = tl.exp2(maximum * (scale * LOG2E) - shift)
-        total = total * decay + tl.sum(weights, 1)
-        v = load_tokens(values, head, table, token, end, PAGE, D_V, PADDED_V)
-        accumulator = accumulator * decay[:, None]
-        accumulator = tl.dot(weights.to(v.dtype), v, accumulator, input_precision="ieee")
-        maximum = raised
+        maximum, total, accumulator = paged_step(
+            q, last, keys, values, index % heads, table, at, end, maximum, total,
+            accumulator, scale * LOG2E, D_K, D_V, BLOCK_K, PAGE,
+        )  # fmt: skip
 
     total = tl.where(total == 0.0, 1.0, total)  # then the log-sum-exp is −inf
     level = (maximum * (scale * LOG2E) + tl.log2(total)) / LOG2E
     place = (tl.cast(index, tl.int64) * rows + row) * splits + split
     column = tl.arange(0, PADDED_V)[None, :]
     inside = (row < rows)[:, None] & (column < D_V)
-    tl.store(
-        parts + place[:, None] * D_V + column, accumulator / total[:, None], mask=inside
-    )
+    part = accumulator / total[:, None]
+    tl.store(parts + place[:, None] * D_V + column, part, mask=inside)
     tl.store(levels + place, level, mask=row < rows)
 
 
