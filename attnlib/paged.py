@@ -324,7 +324,9 @@ class PagedCache:
         if len(self.unused) < self.pages:  # stand-ins: a page of each sequence
             held = tuple(x[0].movedim(0, -2) for x in (self.keys, self.values))
             held = tuple(x.expand(*batch, *x.shape) for x in held)
-        refuse_bad_append(key, value, held, self.room(handles))
+        new = key.shape[-2] if isinstance(key, Tensor) and key.dim() > 1 else 0
+        fits = self.wanted(handles, new) <= len(self.unused)
+        refuse_bad_append(key, value, held, new if fits else self.room(handles))
         if not batch:
             key, value = key[None], value[None]
         refuse_bad_batch(key, len(handles))
@@ -332,7 +334,7 @@ class PagedCache:
             shape = (self.pages, self.page_size)
             self.keys = page_memory(key[0], shape, self.keys)
             self.values = page_memory(value[0], shape, self.values)
-        old, new = self.table(handles).lengths, key.shape[-2]
+        old = self.table(handles).lengths
         for sequence in handles:
             self.grow(sequence, new)
         tokens = old[:, None] + torch.arange(new, device=key.device)
@@ -348,9 +350,9 @@ class PagedCache:
             TypeError, ValueError: a sequence is not open.
         """
         handles = require_open("sequences", sequences, self.tables)
-        reach = range((len(self.unused) + 1) * self.page_size + 1)
+        most = (len(self.unused) // len(handles) + 1) * self.page_size
         key = lambda new: self.wanted(handles, new)  # noqa: E731
-        return bisect_right(reach, len(self.unused), key=key) - 1
+        return bisect_right(range(most + 1), len(self.unused), key=key) - 1
 
     def wanted(self, handles: Sequence[int], new: int) -> int:
         """How many unused pages these sequences need for so many tokens more, each."""
@@ -442,10 +444,11 @@ def gather(
     absent = (tokens < 0) | (tokens >= lengths[:, None])
     if not pages.shape[1]:
         pages = pages.new_zeros(len(pages), 1)
-    tokens = tokens.masked_fill(absent, 0)
-    found = memory.flatten(0, 1)[places(pages, tokens, memory.shape[1])]
-    absent = absent.view(*absent.shape, *[1] * (found.dim() - 2))
-    return found.masked_fill_(absent, 0.0).movedim(1, -2)
+    place = places(pages, tokens.masked_fill(absent, 0), memory.shape[1])
+    found = memory.flatten(0, 1).index_select(0, place.flatten())
+    # Where there is no token, what was there before may be anything.
+    found.index_fill_(0, absent.flatten().nonzero().squeeze(1), 0.0)
+    return found.unflatten(0, place.shape).movedim(1, -2)
 
 
 def paged_attention(
