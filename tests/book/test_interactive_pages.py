@@ -6,7 +6,7 @@ import torch
 
 from attnlib import PagedCache
 
-PAGES, ENDS = "#pages", (5, 11, 2, 8)
+PAGES, ENDS = "#paged-memory", (5, 11, 2, 8)
 READ = """figure => {
     const texts = css => [...figure.querySelectorAll(css)].map(e => e.textContent);
     const paths = [..."abcd"].map(n => figure.querySelector("path." + n).getAttribute("d"));
