@@ -118,8 +118,8 @@ def split_attention(
 
     Any split_size gives the same to round-off. One split_size gives a query the same bits,
     whatever else is in the batch, however many queries there are, and whether keys that it
-    does not see stand behind the others. It takes N · split_size · (d_k + d_v) numbers for
-    each matrix.
+    does not see stand behind the others; but `torch.compile` may fuse operations, and round
+    otherwise. It takes N · split_size · (d_k + d_v) numbers for each matrix.
 
     Args:
         query: shape (..., N, d_k).
