@@ -12,7 +12,11 @@ from attnlib.checks import refuse_bad_inputs
 from attnlib.distance_bias import LearnedBiasAttention
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.flash import FlashAttention, flash_attention
-from attnlib.flash_triton import flash_attention_triton, flash_decoding_triton
+from attnlib.flash_triton import (
+    flash_attention_triton,
+    flash_decoding_triton,
+    paged_attention_triton,
+)
 from attnlib.fused import fused_attention
 from attnlib.generation import sample
 from attnlib.grouped_query import LatentAttention, WindowCache, add_sink
@@ -31,6 +35,13 @@ from attnlib.online_softmax import (
     merge_outputs,
     merge_states,
     online_attention,
+)
+from attnlib.paged import (
+    PagedCache,
+    PagedSequences,
+    PageTable,
+    paged_attention,
+    split_attention,
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
@@ -94,6 +105,13 @@ __all__ = [
     "LatentAttention",
     "WindowCache",
     "add_sink",
+    # Chapter 19: split and paged
+    "PageTable",
+    "PagedCache",
+    "PagedSequences",
+    "paged_attention",
+    "paged_attention_triton",
+    "split_attention",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -3,4 +3,5 @@
 import importlib.util
 
 # Triton exists for Linux alone.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["15_flash_on_gpu.ipynb"]
+KERNELS = ["15_flash_on_gpu.ipynb", "19_split_and_paged.ipynb"]
+collect_ignore = [] if importlib.util.find_spec("triton") else KERNELS

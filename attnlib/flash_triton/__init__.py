@@ -12,6 +12,13 @@ from attnlib.flash_triton.backward import (
     statistics_kernel,
 )
 from attnlib.flash_triton.forward import forward_kernel
+from attnlib.flash_triton.paged import (
+    fold_kernel,
+    load_tokens,
+    paged_attention_triton,
+    paged_kernel,
+    paged_step,
+)
 from attnlib.flash_triton.settings import SETTINGS, Setting, choose_setting
 from attnlib.flash_triton.split import (
     choose_splits,
@@ -39,4 +46,10 @@ __all__ = [
     "merge_kernel",
     "choose_splits",
     "flash_decoding_triton",
+    # Pages
+    "load_tokens",
+    "paged_step",
+    "paged_kernel",
+    "fold_kernel",
+    "paged_attention_triton",
 ]

@@ -41,6 +41,9 @@ DEFAULTS = {
     "flash_triton.split.flash_decoding_triton": {
         **{"causal": False, "enable_gqa": False, "return_lse": False},
     },
+    "flash_triton.paged.paged_attention_triton": {
+        **{"causal": True, "split_size": 256, "enable_gqa": False},
+    },
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
     "multi_head.MultiHeadAttention.forward": {"need_weights": True},
@@ -57,6 +60,8 @@ DEFAULTS = {
         "dropout": 0.0,
         "causal": False,
     },
+    "paged.paged_attention": {"causal": True, "enable_gqa": False},
+    "paged.split_attention": {"causal": False, "return_lse": False},
     "projection.Projection": {"bias": True},
     "checks.refuse_bad_positions": {"rotary": True},
     "grouped_query.LatentAttention": {"base": 10000.0},

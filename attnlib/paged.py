@@ -1,0 +1,578 @@
+# Made from book/19_split_and_paged.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Split and paged: one query and many keys, wherever in memory they lie.
+
+Derived in chapter 19, "Split and paged" (book/19_split_and_paged.ipynb).
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlib.checks import (
+    as_autocast,
+    refuse_bad_append,
+    refuse_bad_batch,
+    refuse_bad_inputs,
+    refuse_bad_reader,
+    refuse_bad_table,
+    require_count,
+    require_open,
+)
+from attnlib.fused import attend_fused
+from attnlib.masks import Mask, apply_mask, causal_mask
+from attnlib.online_softmax import (
+    SoftmaxState,
+    finite,
+    merge_states,
+    nonzero,
+    row_maximum,
+)
+
+
+def sum_by_halves(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*rest"]:
+    """The sum along a dimension, added in an order that its size alone decides.
+
+    Source: chapter 19, eq-sum-by-halves.
+    """
+    if x.shape[dim] == 0:
+        return x.sum(dim)
+    while (size := x.shape[dim]) > 1:
+        half = size // 2
+        halves = x.narrow(dim, 0, half) + x.narrow(dim, half, half)
+        odd = x.narrow(dim, 2 * half, size % 2)
+        x = torch.cat([halves, odd], dim) if size % 2 else halves
+    return x.squeeze(dim)
+
+
+def split_state(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    value: Float[Tensor, "*batch keys d_v"],
+    mask: Tensor | None,
+    scale: float,
+) -> SoftmaxState:
+    """The state of some keys, in float32 at least; the bits of a row are its own affair.
+
+    Every operation here works number by number, but for sums, whose order is written down,
+    and the maximum, which has none.
+
+    Source: chapter 19, eq-batch-invariant, eq-sum-by-halves; chapter 13, eq-block-output.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query, key, value = (x.to(dtype) for x in (query, key, value))
+    products = query[..., :, None, :] * key[..., None, :, :]  # (..., N, keys, d_k)
+    scores = sum_by_halves(products, -1) * scale
+    if mask is not None:
+        scores = apply_mask(scores, mask)
+    maximum = row_maximum(scores)
+    weights = torch.exp(scores - finite(maximum)[..., None])
+    total = sum_by_halves(weights, -1)
+    products = weights[..., :, :, None] * value[..., None, :, :]  # (..., N, keys, d_v)
+    output = sum_by_halves(products, -2) / nonzero(total)[..., None]
+    return SoftmaxState(maximum, total, output)
+
+
+def merge_splits(
+    query: Float[Tensor, "*batch queries d_k"],
+    d_v: int,
+    splits: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+    scale: float,
+) -> SoftmaxState:
+    """The state of all keys: that of no keys, then one share after the other.
+
+    Shares at the end in which a row sees nothing leave its bits as they are.
+
+    Source: chapter 19, eq-fixed-split; chapter 13, eq-online-output.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    rows = query.new_zeros(query.shape[:-1], dtype=dtype)
+    nothing = query.new_zeros((*rows.shape, d_v), dtype=dtype)
+    state = SoftmaxState(rows - torch.inf, rows, nothing)
+    for key, value, mask in splits:
+        state = merge_states(state, split_state(query, key, value, mask, scale))
+    return state
+
+
+def split_attention(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    value: Float[Tensor, "*batch keys d_v"],
+    mask: Mask | None = None,
+    *,
+    split_size: int,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> (
+    Float[Tensor, "*batch queries d_v"]
+    | tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]
+):
+    """softmax(QKᵀ/√d_k) V, the keys in shares of a fixed size; for few queries.
+
+    Any split_size gives the same to round-off. One split_size gives a query the same bits,
+    whatever else is in the batch, however many queries there are, and whether keys that it
+    does not see stand behind the others; but `torch.compile` may fuse operations, and round
+    otherwise. It takes N · split_size · (d_k + d_v) numbers for each matrix.
+
+    Args:
+        query: shape (..., N, d_k).
+        key: shape (..., M, d_k).
+        value: shape (..., M, d_v).
+        mask: broadcasts to (..., N, M); boolean, True = may attend, or floating, added to
+            the scores.
+        split_size: keys in a share; the last share is filled up.
+        causal: query i sees the keys up to i + M - N only; composes with any mask.
+        scale: factor on the scores; `None` means 1/√d_k.
+        return_lse: whether to return the log-sum-exp of the scores too.
+
+    Returns:
+        Output (..., N, d_v), and on request the log-sum-exp (..., N), in float32 at least;
+        0 and -inf where a query may attend to nothing.
+
+    Raises:
+        TypeError: a tensor of the wrong or a mixed dtype, or split_size is no whole number.
+        ValueError: a wrong rank, mismatched shapes or devices, or split_size below 1.
+
+    Source: chapter 19, eq-fixed-split, eq-batch-invariant; Dao et al. (2023).
+    """
+    query, key, value, mask = as_autocast(query, key, value, mask)
+    refuse_bad_inputs(query, key, value, mask)
+    require_count("split_size", split_size)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    (queries, _), (keys, d_v) = query.shape[-2:], value.shape[-2:]
+    if mask is None:
+        mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
+    mask = mask.expand(
+        *mask.shape[:-2], *torch.broadcast_shapes(mask.shape[-2:], (1, keys))
+    )
+    if causal:
+        past, forbidden = causal_mask(queries, keys, query.device), -torch.inf
+        mask = (
+            mask & past if mask.dtype == torch.bool else mask.masked_fill(~past, forbidden)
+        )
+    spare = -keys % split_size
+    key, value = (F.pad(x, (0, 0, 0, spare)) for x in (key, value))
+    mask = F.pad(mask, (0, spare), value=0 if mask.dtype == torch.bool else -torch.inf)
+    splits = zip(
+        key.split(split_size, dim=-2),
+        value.split(split_size, dim=-2),
+        mask.split(split_size, dim=-1),
+        strict=True,
+    )
+    state = merge_splits(query, d_v, splits if keys else (), scale)
+    output = state.output.to(query.dtype)
+    return (output, state.lse) if return_lse else output
+
+
+class PageTable(NamedTuple):
+    """Where the tokens of some sequences lie.
+
+    Args:
+        pages: the pages of each sequence, (B, most), filled up with 0.
+        lengths: the tokens of each, (B,).
+
+    Source: chapter 19, eq-page-place.
+    """
+
+    pages: Int[Tensor, "batch most"]
+    lengths: Int[Tensor, " batch"]
+
+
+def places(
+    pages: Int[Tensor, "batch most"], tokens: Int[Tensor, "... n"], page_size: int
+) -> Int[Tensor, "batch n"]:
+    """Where these tokens of each sequence lie, counted through all pages.
+
+    Source: chapter 19, eq-page-place.
+    """
+    tokens = tokens.expand(len(pages), tokens.shape[-1])
+    return pages.gather(1, tokens // page_size) * page_size + tokens % page_size
+
+
+def page_memory(
+    like: Float[Tensor, "*heads new d"], shape: tuple[int, int], old: Tensor | None
+) -> Float[Tensor, "pages size *heads d"]:
+    """Memory for pages of such tokens: what was there before, if it fits.
+
+    Source: chapter 19, eq-page-place.
+    """
+    shape = (*shape, *like.shape[:-2], like.shape[-1])
+    kind = (shape, like.dtype, like.device)
+    if old is not None and (old.shape, old.dtype, old.device) == kind:
+        return old
+    with torch.inference_mode(False):  # or it could be written in that mode only
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+class PagedCache:
+    """Keys and values of many sequences, in pages of one size that any of them may take.
+
+    A sequence is known by the number that `open` or `fork` gave. The first `append` decides
+    heads, widths, dtype and device; when no page is taken, another may decide otherwise. It
+    is written in place, and so takes no tensor with a gradient.
+
+    Args:
+        pages: how many there are.
+        page_size: tokens in a page.
+
+    Attributes:
+        pages, page_size: as above.
+        keys, values: the memory, (pages, page_size, ..., d); `None` before any `append`.
+        tables: for each open sequence, the pages of its tokens, in order.
+        lengths: for each open sequence, its number of tokens.
+        owners: for each page, in how many tables it stands.
+        unused: the pages that stand in none.
+
+    Raises:
+        TypeError: a number that is not whole.
+        ValueError: a number below 1.
+
+    Source: chapter 19, eq-page-place, eq-page-owners; Kwon et al. (2023).
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.pages = require_count("pages", pages)
+        self.page_size = require_count("page_size", page_size)
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self.owners = [0] * pages
+        self.unused = list(reversed(range(pages)))
+        self.opened = 0
+
+    def __repr__(self) -> str:
+        made = f"PagedCache(pages={self.pages}, page_size={self.page_size})"
+        return f"{made}, {len(self.tables)} sequences, {len(self.unused)} pages unused"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its memory takes, full or not; 0 before the first `append`."""
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+
+    def open(self) -> int:
+        """The number of a new sequence, which has no tokens yet."""
+        sequence, self.opened = self.opened, self.opened + 1
+        self.tables[sequence], self.lengths[sequence] = [], 0
+        return sequence
+
+    def fork(self, sequence: int) -> int:
+        """The number of a new sequence with the tokens of another, on the same pages.
+
+        Raises:
+            TypeError, ValueError: the sequence is not open.
+        """
+        require_open("sequence", sequence, self.tables)
+        other = self.open()
+        self.tables[other] = list(self.tables[sequence])
+        self.lengths[other] = self.lengths[sequence]
+        for page in self.tables[other]:
+            self.owners[page] += 1
+        return other
+
+    def free(self, sequence: int) -> None:
+        """Closes a sequence; the pages that no other one has can be taken again.
+
+        Raises:
+            TypeError, ValueError: the sequence is not open.
+        """
+        self.truncate(sequence, 0)
+        del self.tables[sequence], self.lengths[sequence]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forgets all but the first `length` tokens of a sequence.
+
+        Raises:
+            TypeError, ValueError: the sequence is not open, or length is no whole number
+                between 0 and that of its tokens.
+        """
+        require_open("sequence", sequence, self.tables)
+        length = require_count("length", length, least=0, most=self.lengths[sequence])
+        table, kept = self.tables[sequence], -(-length // self.page_size)
+        for page in table[kept:]:
+            self.release(page)
+        self.tables[sequence], self.lengths[sequence] = table[:kept], length
+
+    def append(
+        self,
+        sequences: int | Sequence[int],
+        key: Float[Tensor, "*batch new d_k"],
+        value: Float[Tensor, "*batch new d_v"],
+    ) -> None:
+        """Adds the keys and values of N new tokens to each of these sequences.
+
+        Args:
+            sequences: B of them, or one.
+            key: shape (B, ..., N, d_k), usually (B, heads, N, d_k); without B for one.
+            value: shape (B, ..., N, d_v), likewise.
+
+        Raises:
+            TypeError: not floating point, or not the dtype of the cache.
+            ValueError: a sequence that is not open; another batch, number of heads, width
+                or device; a gradient; or no page is free. Nothing is then written.
+        """
+        handles = require_open("sequences", sequences, self.tables)
+        batch = () if isinstance(sequences, int) else (len(handles),)
+        held = None
+        if len(self.unused) < self.pages:  # stand-ins: a page of each sequence
+            held = tuple(x[0].movedim(0, -2) for x in (self.keys, self.values))
+            held = tuple(x.expand(*batch, *x.shape) for x in held)
+        new = key.shape[-2] if isinstance(key, Tensor) and key.dim() > 1 else 0
+        fits = self.wanted(handles, new) <= len(self.unused)
+        refuse_bad_append(key, value, held, new if fits else self.room(handles))
+        if not batch:
+            key, value = key[None], value[None]
+        refuse_bad_batch(key, len(handles))
+        if held is None:
+            shape = (self.pages, self.page_size)
+            self.keys = page_memory(key[0], shape, self.keys)
+            self.values = page_memory(value[0], shape, self.values)
+        old = self.table(handles).lengths
+        for sequence in handles:
+            self.grow(sequence, new)
+        tokens = old[:, None] + torch.arange(new, device=key.device)
+        if new:
+            place = places(self.table(handles).pages, tokens, self.page_size)
+            self.keys.flatten(0, 1)[place] = key.movedim(-2, 1)  # (B, N, ..., d)
+            self.values.flatten(0, 1)[place] = value.movedim(-2, 1)
+
+    def room(self, sequences: int | Sequence[int]) -> int:
+        """How many tokens each of these sequences can get, all of them equally many.
+
+        Raises:
+            TypeError, ValueError: a sequence is not open.
+        """
+        handles = require_open("sequences", sequences, self.tables)
+        most = (len(self.unused) // len(handles) + 1) * self.page_size
+        key = lambda new: self.wanted(handles, new)  # noqa: E731
+        return bisect_right(range(most + 1), len(self.unused), key=key) - 1
+
+    def wanted(self, handles: Sequence[int], new: int) -> int:
+        """How many unused pages these sequences need for so many tokens more, each."""
+        ends = [self.lengths[s] + new for s in handles]
+        pages = sum(-(-end // self.page_size) for end in ends)
+        pages -= sum(len(self.tables[s]) for s in handles)
+        partial = [s for s in handles if new and self.lengths[s] % self.page_size]
+        writers = Counter(self.tables[s][-1] for s in partial)
+        return pages + sum(min(n, self.owners[page] - 1) for page, n in writers.items())
+
+    def grow(self, sequence: int, new: int) -> None:
+        """Makes the places of so many tokens more, which no other sequence has."""
+        table, length = self.tables[sequence], self.lengths[sequence]
+        if new and length % self.page_size and self.owners[table[-1]] > 1:
+            shared, table[-1] = table[-1], self.take()  # copy on write
+            for memory in (self.keys, self.values):
+                memory[table[-1]] = memory[shared]
+            self.release(shared)
+        while len(table) * self.page_size < length + new:
+            table.append(self.take())
+        self.lengths[sequence] = length + new
+
+    def take(self) -> int:
+        """A page that was in no table, for one."""
+        page = self.unused.pop()
+        self.owners[page] = 1
+        return page
+
+    def release(self, page: int) -> None:
+        """Takes a page out of one table; out of the last one, it is unused."""
+        self.owners[page] -= 1
+        if not self.owners[page]:
+            self.unused.append(page)
+
+    def table(self, sequences: int | Sequence[int]) -> PageTable:
+        """Where the tokens of these sequences lie, on the device of the cache.
+
+        Raises:
+            TypeError, ValueError: a sequence is not open.
+        """
+        handles = require_open("sequences", sequences, self.tables)
+        device = None if self.keys is None else self.keys.device
+        most = max(len(self.tables[s]) for s in handles)
+        rows = [self.tables[s] + [0] * (most - len(self.tables[s])) for s in handles]
+        pages = torch.tensor(rows, device=device, dtype=torch.int64)
+        lengths = torch.tensor([self.lengths[s] for s in handles], device=device)
+        return PageTable(pages.reshape(len(handles), most), lengths)
+
+    def view(self, sequences: int | Sequence[int]) -> "PagedSequences":
+        """These sequences as a cache that attention and a model take; see there."""
+        return PagedSequences(self, sequences)
+
+
+def table_of(
+    cache: PagedCache,
+    sequences: Sequence[int] | PageTable,
+    query: Tensor,
+    enable_gqa: bool,
+) -> PageTable:
+    """The table of these sequences, if the query fits to it.
+
+    Raises:
+        TypeError, ValueError: see `paged_attention`.
+
+    Source: chapter 19.
+    """
+    if cache.keys is None:
+        raise ValueError("cache: expected keys to look at, got one that never had any")
+    if isinstance(sequences, PageTable):
+        shape = (cache.pages, cache.page_size)
+        refuse_bad_table(*sequences, *shape, cache.keys.device)
+        table = sequences
+    else:
+        table = cache.table(sequences)
+    refuse_bad_reader(query, cache.keys, len(table.lengths), enable_gqa)
+    return table
+
+
+def gather(
+    memory: Float[Tensor, "pages size *heads d"],
+    table: PageTable,
+    tokens: Int[Tensor, "... n"],
+) -> Float[Tensor, "batch *heads n d"]:
+    """These tokens of each sequence in one tensor; 0 where there are none.
+
+    Source: chapter 19, eq-page-place.
+    """
+    pages, lengths = table
+    absent = (tokens < 0) | (tokens >= lengths[:, None])
+    if not pages.shape[1]:
+        pages = pages.new_zeros(len(pages), 1)
+    place = places(pages, tokens.masked_fill(absent, 0), memory.shape[1])
+    found = memory.flatten(0, 1).index_select(0, place.flatten())
+    # Where there is no token, what was there before may be anything.
+    found.index_fill_(0, absent.flatten().nonzero().squeeze(1), 0.0)
+    return found.unflatten(0, place.shape).movedim(1, -2)
+
+
+def paged_attention(
+    query: Float[Tensor, "batch *heads queries d_k"],
+    cache: PagedCache,
+    sequences: Sequence[int] | PageTable,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    split_size: int | None = None,
+    enable_gqa: bool = False,
+) -> Float[Tensor, "batch *heads queries d_v"]:
+    """Attention of the last N tokens of each sequence to all of its tokens.
+
+    Args:
+        query: shape (B, ..., N, d_k), a batch of queries for each of B sequences, in their
+            order.
+        cache: has the keys and values, those of the N tokens among them.
+        sequences: the numbers of B open sequences, or their `PageTable`, made once for
+            several caches with the same pages.
+        causal: query i sees the keys up to i + M_b - N only, M_b the tokens of sequence b.
+        scale: factor on the scores; `None` means 1/√d_k.
+        split_size: keys in a share, see `split_attention`: the same bits, whatever else is
+            in the batch. `None` leaves the order of sums to PyTorch's function.
+        enable_gqa: whether the query may have more heads than the cache, a multiple:
+            neighboring heads then share one.
+
+    Returns:
+        Output (B, ..., N, d_v); 0 where a query sees nothing.
+
+    Raises:
+        TypeError: a wrong dtype; sequences or a table that are no whole numbers.
+        ValueError: a sequence that is not open, or twice; a table that points outside of
+            the pages; another batch, number of heads, width or device; an empty cache.
+
+    Source: chapter 19, eq-page-place, eq-fixed-split; Kwon et al. (2023).
+    """
+    table = table_of(cache, sequences, query, enable_gqa)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    shape, heads = query.shape, cache.keys.shape[2:-1]
+    queries, d_v, device = shape[-2], cache.values.shape[-1], query.device
+    group = math.prod(shape[1:-2]) // max(1, math.prod(heads))
+    query = query.reshape(shape[0], *heads, group * queries, shape[-1])  # they are rows
+    last = table.lengths[:, None] - 1  # the last key that each query sees
+    if causal:
+        last = last + torch.arange(1 - queries, 1, device=device)
+    last = last.expand(-1, queries).repeat(1, group)
+    last = last.view(shape[0], *[1] * len(heads), group * queries, 1)  # (B, ..., rows, 1)
+
+    def read(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kept = (gather(memory, table, tokens) for memory in (cache.keys, cache.values))
+        return *kept, tokens <= last
+
+    most = int(table.lengths.max())
+    if split_size is None:
+        read_all = read(torch.arange(most, device=device))
+        output = attend_fused(query, *read_all, causal=False, scale=scale)
+    else:
+        shares = range(0, most, require_count("split_size", split_size))
+        tokens = torch.arange(split_size, device=device)
+        splits = (read(start + tokens) for start in shares)
+        output = merge_splits(query, d_v, splits, scale).output.to(query.dtype)
+    return output.reshape(*shape[:-1], d_v)
+
+
+class PagedSequences:
+    """Some sequences of a `PagedCache` as one cache, which attention takes as `cache=`.
+
+    Where they differ in length, all end at the last key, and zeros stand in front of the
+    shorter ones; `padding` says how many, and is what `LanguageModel` takes by that name.
+
+    Args:
+        cache: where the sequences live.
+        sequences: a list of B sequences, for tensors (B, ..., N, d), or the number of one,
+            for tensors (..., N, d).
+
+    Attributes:
+        capacity: the most tokens that the longest one can have, with the pages that are
+            unused now, if all get as many.
+        padding: zeros in front of each sequence, (B,).
+
+    Raises:
+        TypeError, ValueError: a sequence is not open, or twice.
+
+    Source: chapter 19, eq-page-place; chapter 17, eq-padded-position.
+    """
+
+    def __init__(self, cache: PagedCache, sequences: int | Sequence[int]) -> None:
+        self.cache, self.sequences = cache, sequences
+        self.handles = require_open("sequences", sequences, cache.tables)
+
+    def __len__(self) -> int:
+        return max(self.cache.lengths[s] for s in self.handles)
+
+    @property
+    def capacity(self) -> int:
+        return len(self) + self.cache.room(self.handles)
+
+    @property
+    def padding(self) -> Int[Tensor, " batch"]:
+        return len(self) - self.cache.table(self.handles).lengths
+
+    def append(
+        self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
+    ) -> tuple[Float[Tensor, "*batch keys d_k"], Float[Tensor, "*batch keys d_v"]]:
+        """Adds tokens to each sequence; returns copies of all that they hold.
+
+        Raises:
+            TypeError, ValueError: see `PagedCache.append`.
+        """
+        cache = self.cache
+        cache.append(self.sequences, key, value)
+        table = cache.table(self.handles)
+        tokens = torch.arange(len(self), device=key.device) - self.padding[:, None]
+        kept = (gather(memory, table, tokens) for memory in (cache.keys, cache.values))
+        one = isinstance(self.sequences, int)
+        return tuple(x[0] if one else x for x in kept)
+
+    def truncate(self, length: int) -> None:
+        """Takes so many tokens off the end of each that the longest has `length` left.
+
+        Raises:
+            TypeError, ValueError: length is no whole number between 0 and len(cache).
+        """
+        less = len(self) - require_count("length", length, least=0, most=len(self))
+        for s in self.handles:
+            self.cache.truncate(s, max(0, self.cache.lengths[s] - less))
