@@ -24,6 +24,7 @@ from tiny_book import ROOT
 from workkit import cli
 from workkit.checking import Workbook
 from workkit.definitions import blank
+from workkit.naming import judge
 from workkit.notebook import Desk
 from workkit.package import read_data, texts_of
 from workkit.report import detail, folded, in_words, next_step, pace, told
@@ -556,6 +557,29 @@ def note(kind, name, **more):
     """What happened in a cell, with one definition behind it."""
     made = {"kind": kind, "key": f"cell:0:{name}", "cell": "cell", "text": "x == y"}
     return made | {"labels": [], "uses": [name], "digits": [], "came": ""} | more
+
+
+def test_a_failure_that_names_no_definition_counts_against_the_one_before_it():
+    """Such as scores that `apply_mask` has changed: a line that sees it names only them."""
+    seen = [note("passed", "a.one"), note("failed", "", key="cell:1", uses=[])]
+    known = {"blanks": {"a.one": {"labels": []}}, "mistakes": []}
+    assert judge(known, seen, {"a.one": "written"})["a.one"]["state"] == "failed"
+
+
+def test_a_mistake_is_named_whatever_a_later_definition_makes_of_it():
+    """Ours may notice where the reader's, which is right in another way, does not."""
+    seen = [note("failed", "a.one", key="1"), note("passed", "", key="2")]
+    seen[1]["uses"] = ["a.one", "a.two"]
+    signs = [["1", "failed", 1, []], ["2", "failed", 1, []]]
+    made = {"blanks": ["a.one"], "mistake": "It is so.", "signature": signs}
+    known = {
+        "blanks": dict.fromkeys(("a.one", "a.two"), {"labels": []}),
+        "mistakes": [made],
+    }
+    states = dict.fromkeys(known["blanks"], "written")
+    assert judge(known, seen, states)["a.one"]["mistakes"] == ["It is so."]
+    seen[1]["uses"] = ["a.one"]
+    assert judge(known, seen, states)["a.one"]["mistakes"] == []
 
 
 def checked(folder, monkeypatch, key, *notes, ended="", trace=""):
