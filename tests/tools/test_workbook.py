@@ -572,10 +572,8 @@ def test_a_mistake_is_named_whatever_a_later_definition_makes_of_it():
     seen[1]["uses"] = ["a.one", "a.two"]
     signs = [["1", "failed", 1, []], ["2", "failed", 1, []]]
     made = {"blanks": ["a.one"], "mistake": "It is so.", "signature": signs}
-    known = {
-        "blanks": dict.fromkeys(("a.one", "a.two"), {"labels": []}),
-        "mistakes": [made],
-    }
+    blanks = {name: {"labels": []} for name in ("a.one", "a.two")}
+    known = {"blanks": blanks, "mistakes": [made]}
     states = dict.fromkeys(known["blanks"], "written")
     assert judge(known, seen, states)["a.one"]["mistakes"] == ["It is so."]
     seen[1]["uses"] = ["a.one"]
