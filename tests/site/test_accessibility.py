@@ -195,6 +195,8 @@ def test_interactive_figures(visit, chapter, pytestconfig):
         control = controls.nth(index)
         assert control.evaluate("e => e === document.activeElement"), index
         assert page.evaluate(FOCUS)["marked"], index
+        if control.get_attribute("aria-pressed") == "true":
+            continue  # it is on already
         before = figure.evaluate(STATE)
         for key in KEYS.get(kind, ("ArrowRight", "ArrowLeft")):  # one end has no way on
             page.keyboard.press(key)

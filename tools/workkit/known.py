@@ -58,15 +58,19 @@ def hit(theirs: list[Any] | None, found: list[dict], whole: bool) -> bool:
     return all(alike(a, n.get("digits", [])) for a, n in pairs if a)
 
 
-def named(mistakes: list[dict], notes: list[dict], name: str, own: list[dict]) -> list[str]:
+def named(
+    mistakes: list[dict], notes: list[dict], name: str, own: list[dict], later: set[str]
+) -> list[str]:
     """The sentences of the mistakes that compute what the reader's definition computes.
 
     Of `own`, what only this definition can be blamed for, all that came before anything
     else broke off must be what the mistake makes of it; if that is nothing, half of it.
-    Of several such mistakes, those that explain most of all that failed.
+    Of several such mistakes, those that explain most of all that failed. What stands on a
+    definition that comes `later` may hold all the same: that one may be written otherwise.
     """
     sure = {id(note) for note in reliable(notes)}
-    fine = {n["key"] for n in notes if name in n["uses"] and n["kind"] == "passed"}
+    passed = [n for n in notes if name in n["uses"] and n["kind"] == "passed"]
+    fine = {n["key"] for n in passed if not later & set(n["uses"])}
     fine -= {note["key"] for note in notes if note["kind"] in BAD}
     behind = [n for n in notes if name in n["uses"] and n["kind"] in BAD]
     mine = {note["key"] for note in own}

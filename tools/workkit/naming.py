@@ -21,7 +21,7 @@ def judge(
 
     `states` says of a blank whether it is "to do", "lent" or "written".
     """
-    order = list(known["blanks"])
+    order, notes = list(known["blanks"]), with_owners(notes)
     failing: dict[str, list[dict]] = defaultdict(list)
     passing: set[str] = set()
     open_ones: set[str] = set()
@@ -55,6 +55,20 @@ def judge(
     return found
 
 
+def with_owners(notes: list[dict]) -> list[dict]:
+    """A failure behind which no definition seems to stand has those of the one before it.
+
+    What a definition did to its input, say, shows in a line that does not name it.
+    """
+    found, before = [], {}
+    for note in notes:
+        lost = note["kind"] in BAD and not note["uses"] and "exercise" not in note
+        found.append(note | {"uses": before.get(note["cell"], [])} if lost else note)
+        if note["uses"]:
+            before[note["cell"]] = note["uses"]
+    return found
+
+
 def blamed(
     known: dict, notes: list[dict], name: str, own: list[dict], states: dict[str, str]
 ) -> tuple[str, dict]:
@@ -68,7 +82,9 @@ def blamed(
 
 def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[str, Any]:
     """The assertion to show, its equation, and the mistake if it is known."""
-    mistakes = named(known["mistakes"], notes, name, own)
+    order = list(known["blanks"])
+    later = set(order[order.index(name) + 1 :])
+    mistakes = named(known["mistakes"], notes, name, own, later)
     labels = known["blanks"][name]["labels"]
 
     def size(note: dict) -> int:
