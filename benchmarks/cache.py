@@ -63,8 +63,9 @@ def their_step(ids: Tensor) -> dict[str, Callable[[], Tensor]]:
     model(ids[:, :-1], past_key_values=cache, use_cache=True)
 
     def step() -> Tensor:
-        cache.crop(ids.shape[-1] - 1)
-        return model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+        logits = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+        cache.crop(-1)  # as it was before the step
+        return logits
 
     return {"transformers": step}
 
