@@ -40,7 +40,9 @@ def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
     for fault in faults:
         entered = bench.entered(chapter, fault) if fault.kind == "equation" else {}
         if entered and entered not in [tried for tried, _ in runs]:
-            notes = bench.try_out(chapter.key, entered) or []
+            notes = bench.try_out(chapter.key, entered)
+            if notes is None:
+                raise BookError(f"{chapter.name}: the run of {fault} ended before its end")
             runs.append((entered, notes))
             digits[str(fault)] = sorted(entered), signature(notes)
     found, count = [], {"named": 0, "NOT NAMED": 0, "NOT SEEN": 0}

@@ -68,7 +68,9 @@ class Workbook:
                     "python check.py reset NAME."
                 )
             said += elsewhere.lost(self.folder, self.data, self.store.answers)
-            said += [p for p in self.store.problems if p.split()[0] not in " ".join(said)]
+            told = " ".join(said)  # of one that held answers, more is said already
+            unread = [name for name in self.store.unread if name not in told]
+            said += [f"{name} can't be read: is it whole?" for name in unread]
             texts, self.problems = texts_of(self.data, self.answers())
             write_package(self.folder, texts)
         return said
@@ -76,8 +78,8 @@ class Workbook:
     def check(self, key: str) -> dict[str, Any]:
         """Runs the checks of a chapter, and keeps what passed."""
         known = self.data[key]
-        said = self.sync()
-        said = earlier.warnings(self, key) + said
+        synced = self.sync()  # before the warnings, which are of what it read
+        said = earlier.warnings(self, key) + synced
         run = self.run(known, self.answers())
         states = {name: self.state_of(name) for name in known["blanks"]}
         blanks = naming.judge(known, run["notes"], states)

@@ -24,7 +24,7 @@ limit_memory(int(sys.argv[2]))
 sys.exit(pytest.main(["-q", sys.argv[3]]))
 """
 TIMED = """
-import json, time, tracemalloc, torch, attnlib
+import json, time, torch, attnlib
 torch.manual_seed(0)
 q, k, v = (torch.randn(1, 4, 512, 64) for _ in range(3))
 found = {}

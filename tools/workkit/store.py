@@ -82,7 +82,7 @@ class Store:
         self.folder, self.blanks = folder, blanks  # untouched cells, by name
         self.path = folder / "yours" / "answers.json"
         self.kept: dict[str, dict[str, str]] = read_json(self.path, {})
-        self.problems: list[str] = []
+        self.unread: list[str] = []  # notebooks that are not whole
 
     @property
     def answers(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ class Store:
         for path in sorted((self.folder / "book").glob("*.ipynb")):
             notebook = read_json(path, None)
             if not isinstance(notebook, dict) or "cells" not in notebook:
-                self.problems.append(f"book/{path.name} can't be read: is it whole?")
+                self.unread.append(f"book/{path.name}")
                 continue
             here = 0
             for cell in notebook["cells"]:
