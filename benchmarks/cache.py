@@ -3,8 +3,9 @@
 For each length, a model has read so many tokens, less one, and makes one step more: the
 whole text again, or its last token alone. Steps are timed in turn. The bound is the bytes
 of the parameters and the caches, over the bandwidth of memory, which is measured here: the
-sum of a long row of numbers. Where `transformers` is installed, its model of the same size,
-with its own cache, makes the same step.
+sum of a long row of numbers. The products with the parameters are timed by themselves,
+too. Where `transformers` is installed, its model of the same size, with its own cache,
+makes the same step.
 
     python benchmarks/cache.py    writes results/cache.json
 """
@@ -17,8 +18,9 @@ from collections.abc import Callable
 import torch
 from paired import time_in_turn, write_record
 from torch import Tensor
+from torch.nn import functional as F
 
-from attnlib import KVCache, LanguageModel
+from attnlib import KVCache, LanguageModel, Projection
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 4096, 512, 8, 8
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
@@ -49,6 +51,20 @@ def steps(model: LanguageModel, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
 
     torch.testing.assert_close(with_cache(), without(), rtol=0, atol=1e-3)
     return {"with": with_cache, "without": without}
+
+
+def products(model: LanguageModel, batch: int) -> dict[str, Callable[[], Tensor]]:
+    """The products of one token's features with all parameters, and nothing else."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Projection)]
+    given = [(layer, torch.randn(batch, 1, len(layer.W))) for layer in layers]
+    tokens, table = torch.randn(batch, 1, WIDTH), model.token_embedding.weight
+
+    def all_products() -> Tensor:
+        for layer, features in given:
+            layer(features)
+        return F.linear(tokens, table)
+
+    return {"products": all_products}
 
 
 def their_step(ids: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -88,7 +104,8 @@ def main() -> None:
         for tokens in LENGTHS:
             ids = torch.randint(VOCABULARY, (batch, tokens))
             with torch.no_grad():
-                times = time_in_turn({**steps(model, ids), **their_step(ids)}, rounds)
+                ways = {**steps(model, ids), **products(model, batch), **their_step(ids)}
+                times = time_in_turn(ways, rounds)
             row: dict[str, float] = {"batch": batch, "tokens": tokens}
             for name, ms in times.items():
                 row[f"{name}_per_s"] = round(1e3 * batch / statistics.median(ms), 2)
