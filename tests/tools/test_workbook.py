@@ -126,7 +126,7 @@ def is_text(path):
 
 
 def test_what_later_chapters_add_is_given(untouched):
-    """Chapter 5's reader knows no cache or shared keys, and is asked for all projections."""
+    """Chapter 5's reader knows no cache, and is asked for all four projections."""
     asked = cell_of(untouched, "multi_head.MultiHeadAttention")
     assert "append_heads(cache, k, v" in asked and "turn_heads(self.rotary" in asked
     assert "kv_dim = self.num_kv_heads" in asked and "attend = attend_shared if" in asked

@@ -6,7 +6,7 @@ def visible_tiles(rows, queries, keys, causal, size, window=None):
     if window is not None:
         edges += [(at + window, end + window - 1)]
         begin, whole = at - window + 1, end - window
-    cut, seen = (min(max(0, min(ends)), keys) for ends in zip(*edges))
+    cut, seen = (min(max(0, min(ends)), keys) for ends in zip(*edges, strict=True))
     begin, whole = (min(max(0, place), keys) for place in (begin, whole))
     if whole >= cut:
         whole = cut = begin
