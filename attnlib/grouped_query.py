@@ -227,7 +227,8 @@ class LatentAttention(nn.Module):
         ValueError: embed_dim not divisible by num_heads, a size below 1, an
             odd d_rotary.
 
-    Source: chapter 18, eq-latent, eq-latent-score; DeepSeek-AI (2024), section 2.1.
+    Source: chapter 18, eq-latent, eq-latent-score, eq-absorb-when; DeepSeek-AI (2024),
+    section 2.1.
     """
 
     def __init__(
