@@ -108,9 +108,7 @@ class Tracer:
             more["running"] = [frame.filename.strip("<>") for frame in frames]
         self.note(kind, text, came=came[:400], digits=known, **more)
 
-    def seen(
-        self, text: str, form: str, names: dict[str, Any], work: Any, message: Any
-    ) -> None:
+    def seen(self, text: str, form: str, names: dict, work: Any, message: Any) -> None:
         """What an assertion calls in place of raising: `work` gives its parts.
 
         Each of the `names` in it is given by a function, as it may be one of a check's own.
