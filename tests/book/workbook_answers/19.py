@@ -107,20 +107,6 @@ class PagedCache:
             self.unused.insert(0, page)
 
 
-# paged.gather
-def gather(memory, table, tokens):
-    rows = []
-    for sequence, length in enumerate(lengths.tolist()):
-        mine = tokens if tokens.dim() == 1 else tokens[min(sequence, len(tokens) - 1)]
-        row = memory.new_zeros(len(mine), *memory.shape[2:])
-        there = (mine >= 0) & (mine < length)
-        if there.any():
-            place = places(pages[sequence][None], mine[there], memory.shape[1])
-            row[there] = memory.flatten(0, 1)[place[0]]
-        rows.append(row.movedim(0, -2))
-    return torch.stack(rows)
-
-
 # paged.paged_attention
 def paged_attention(query, cache, sequences, *, causal=True, scale=None, split_size=None):
     if causal:
