@@ -144,6 +144,21 @@ def test_the_story_finds_each_of_a_definitions_names_where_it_had_it(untouched):
         assert sum(f"def {name}(" in cell for cell in cells) == 1
 
 
+def test_a_toy_of_the_same_name_stays_in_the_story(untouched):
+    """The letters in pages, before the reader writes the books; their user comes later."""
+    path = untouched / "book" / "19_split_and_paged.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(path.read_text("utf-8"))["cells"]]
+    starts = (
+        "class PagedCache:\n    def",
+        'class PagedCache:\n    "',
+        "class PagedSequences:",
+    )
+    toy, asked, later = ([i for i, c in enumerate(cells) if s in c] for s in starts)
+    assert toy < asked < later and len(toy + asked + later) == 3
+    assert name_of(cells[asked[0]]) == "paged.PagedCache"
+    assert [i for i, c in enumerate(cells) if "def fork(" in c] == asked
+
+
 def test_our_answers_make_our_package(untouched, ours):
     answers = {name: ours[name] for name in read_blanks(ROOT)}
     texts, problems = texts_of(read_data(untouched), answers)
