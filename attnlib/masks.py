@@ -78,7 +78,9 @@ def both_masks(mask: Mask | None, allowed: Bool[Tensor, "queries keys"]) -> Mask
     """
     if mask is None:
         return allowed
-    return mask & allowed if mask.dtype == torch.bool else apply_mask(mask, allowed)
+    if mask.dtype == torch.bool:
+        return mask & allowed
+    return mask.masked_fill(~allowed, -torch.inf)
 
 
 def apply_mask(

@@ -2,7 +2,7 @@
 
 import re
 
-FEWER = "#fewer-keys"
+FEWER = "#fewer-keys-figure"
 HEADS = 8
 READ = """figure => {
     const texts = css => [...figure.querySelectorAll(css)].map(e => e.textContent);
