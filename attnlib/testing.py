@@ -52,6 +52,16 @@ def check_shapes(attention: BaseAttention, leading: tuple[int, ...]) -> None:
     assert_close(attention(*strided)[0], output, "the output depends on the strides")
 
 
+def check_shared(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Heads that share keys and values get them as views, and attend as with copies."""
+    if leading:
+        query, key, value = random_inputs(leading)
+        views = [x[..., :1, :, :].expand_as(x) for x in (key, value)]
+        copies = [x.contiguous() for x in views]
+        output, expected = (attention(query, *x)[0] for x in (views, copies))
+        assert_close(output, expected, "keys and values that heads share are misread")
+
+
 def assert_close(actual: Tensor, expected: Tensor, message: str) -> None:
     """Equal to float64 round-off, or AssertionError with `message`."""
     assert torch.allclose(actual, expected, rtol=1e-9, atol=1e-9), message
@@ -263,6 +273,7 @@ def check_attention(
     """
     clauses = (
         check_shapes,
+        check_shared,
         check_weights,
         check_masks,
         check_mask_values,

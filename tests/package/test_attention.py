@@ -91,6 +91,11 @@ def as_if_contiguous(self, weights, value):
     return weights @ value.as_strided(value.shape, torch.empty(value.shape).stride())
 
 
+def heads_apart(self, weights, value):
+    apart = torch.empty(value.shape).stride()[:-2]  # where copies would lie
+    return weights @ value.as_strided(value.shape, (*apart, *value.stride()[-2:]))
+
+
 def no_maximum(scores):
     e = scores.exp()
     return e / e.sum(dim=-1, keepdim=True).clamp(min=1e-300)
@@ -154,6 +159,10 @@ MISTAKES = {
     "strides ignored": (
         "the output depends on the strides",
         {"mix": as_if_contiguous},
+    ),
+    "shared heads read as if apart": (
+        "keys and values that heads share are misread",
+        {"mix": heads_apart},
     ),
     "no mean of the values": (
         "the output leaves the range of the values",
