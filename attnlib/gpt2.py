@@ -37,6 +37,65 @@ def gelu_tanh(z: Tensor) -> Tensor:
     return F.gelu(z, approximate="tanh")
 
 
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu": F.gelu,
+    "relu": torch.relu,
+}
+NEEDED = {
+    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_head", "n_layer"), int),
+    "layer_norm_epsilon": (float, int),
+}
+FIXED: dict[str, Collection[Any]] = {
+    "model_type": ["gpt2"],
+    "activation_function": list(ACTIVATIONS),
+    "scale_attn_weights": [True],
+    "scale_attn_by_inverse_layer_idx": [False],
+    "reorder_and_upcast_attn": [False],
+    "add_cross_attention": [False],
+    "tie_word_embeddings": [True],
+}
+# What changes nothing: names, other tasks, training (we take no dropout), the writer.
+IGNORED = [
+    *("architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
+    *("_name_or_path", "_attn_implementation", "_attn_implementation_autoset"),
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "n_inner"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
+    *("summary_type", "summary_use_proj", "task_specific_params", "id2label", "label2id"),
+    *(
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "output_past",
+        "gradient_checkpointing",
+    ),
+]
+
+
+def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `GPT2` that a config.json asks for.
+
+    Raises:
+        TypeError, ValueError: it lacks a size, or asks for what `GPT2` does not do.
+
+    Source: chapter 20.
+    """
+    fixed = {**FIXED, "n_ctx": [config.get("n_positions")]}
+    refuse_unknown_config(config, NEEDED, fixed, IGNORED)
+    d_ff = config.get("n_inner")
+    return {
+        "vocab_size": config["vocab_size"],
+        "context_length": config["n_positions"],
+        "embed_dim": config["n_embd"],
+        "num_heads": config["n_head"],
+        "num_layers": config["n_layer"],
+        "d_ff": None if d_ff is None else require_count("n_inner", d_ff),
+        "activation": ACTIVATIONS[config.get("activation_function", "gelu_new")],
+        "eps": config["layer_norm_epsilon"],
+    }
+
+
 class GPT2(LanguageModel):
     """The model of chapter 9 as GPT-2 has it: norms first, learned positions, tanh GELU.
 
@@ -139,65 +198,6 @@ def names_of(blocks: int, prefix: str = "") -> dict[str, str | Into]:
             names[f"{theirs}.mlp.c_fc.{kind}"] = f"{network}.linear_1.{own}"
             names[f"{theirs}.mlp.c_proj.{kind}"] = f"{network}.linear_2.{own}"
     return {prefix + name: into for name, into in names.items()}
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu": F.gelu,
-    "relu": torch.relu,
-}
-NEEDED = {
-    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_head", "n_layer"), int),
-    "layer_norm_epsilon": (float, int),
-}
-FIXED: dict[str, Collection[Any]] = {
-    "model_type": ["gpt2"],
-    "activation_function": list(ACTIVATIONS),
-    "scale_attn_weights": [True],
-    "scale_attn_by_inverse_layer_idx": [False],
-    "reorder_and_upcast_attn": [False],
-    "add_cross_attention": [False],
-    "tie_word_embeddings": [True],
-}
-# What changes nothing: names, other tasks, training (we take no dropout), the writer.
-IGNORED = [
-    *("architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
-    *("_name_or_path", "_attn_implementation", "_attn_implementation_autoset"),
-    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "n_inner"),
-    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
-    *("summary_type", "summary_use_proj", "task_specific_params", "id2label", "label2id"),
-    *(
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "output_past",
-        "gradient_checkpointing",
-    ),
-]
-
-
-def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `GPT2` that a config.json asks for.
-
-    Raises:
-        TypeError, ValueError: it lacks a size, or asks for what `GPT2` does not do.
-
-    Source: chapter 20.
-    """
-    fixed = {**FIXED, "n_ctx": [config.get("n_positions")]}
-    refuse_unknown_config(config, NEEDED, fixed, IGNORED)
-    d_ff = config.get("n_inner")
-    return {
-        "vocab_size": config["vocab_size"],
-        "context_length": config["n_positions"],
-        "embed_dim": config["n_embd"],
-        "num_heads": config["n_head"],
-        "num_layers": config["n_layer"],
-        "d_ff": None if d_ff is None else require_count("n_inner", d_ff),
-        "activation": ACTIVATIONS[config.get("activation_function", "gelu_new")],
-        "eps": config["layer_norm_epsilon"],
-    }
 
 
 def refuse_another_head(tensors: Tensors, prefix: str) -> None:
