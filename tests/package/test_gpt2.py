@@ -273,6 +273,11 @@ CONFIGS = {
     "odd heads": ({"n_head": 5}, ValueError, "multiple of num_heads = 5"),
     "hidden features": ({"n_inner": 0}, ValueError, "n_inner: expected at least 1, got 0"),
     "unknown activation": ({"activation_function": "silu"}, ValueError, "got 'silu'"),
+    "a root of what is below 0": (
+        {"layer_norm_epsilon": -1.0},
+        *(ValueError, "eps: expected a number of at least 0, got -1.0"),
+    ),
+    "no number": ({"layer_norm_epsilon": float("nan")}, ValueError, "eps: .* got nan"),
     "two lengths": ({"n_ctx": 16}, ValueError, "n_ctx = 32, got 16"),
     "more blocks than the file": ({"n_layer": 3}, ValueError, "h.2.*missing"),
     "huge": ({"vocab_size": 10**12}, ValueError, r"wte.weight: expected shape \(10000000"),
