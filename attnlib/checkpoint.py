@@ -1,0 +1,438 @@
+# Made from book/20_gpt2.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Reading a trained model from its folder: config.json and safetensors files.
+
+What does not fit is refused by name before memory is taken; then one tensor is read at a
+time. Nothing is ever unpickled.
+
+Derived in chapter 20, "GPT-2, from its own file" (book/20_gpt2.ipynb).
+"""
+
+import importlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def require_library(name: str) -> ModuleType:
+    """Returns a library that the package does without until a model is loaded.
+
+    Raises:
+        ImportError: it is not installed.
+
+    Source: chapter 20.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        wanted = "to load models, run: pip install attnlib[models]"
+        raise ImportError(f"{name}: not installed; {wanted}") from error
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """What the file config.json of a model's folder says.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not one JSON object.
+
+    Source: chapter 20.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected a file config.json in {folder}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"config.json: expected JSON, but {error}") from error
+    if not isinstance(config, dict):
+        got = type(config).__name__
+        raise ValueError(f"config.json: expected an object with names, got a {got}")
+    return config
+
+
+def refuse_unknown_config(
+    config: Mapping[str, Any],
+    needed: Mapping[str, type | tuple[type, ...]],
+    fixed: Mapping[str, Collection[Any]],
+    ignored: Collection[str],
+) -> None:
+    """Refuses a configuration that asks for anything that a model would not do.
+
+    Args:
+        config: from `read_config`.
+        needed: names that must be there, with the types that they may have.
+        fixed: names that may be there, with the values that are supported.
+        ignored: names that change nothing of what is computed. What is `null` asks for
+            nothing either, except under a fixed name.
+
+    Raises:
+        TypeError: a needed value has another type.
+        ValueError: a name is missing or unknown, or a value is not supported.
+
+    Source: chapter 20.
+    """
+    for name, types in needed.items():
+        if config.get(name) is None:
+            raise ValueError(f"config.json: expected {name}, which is missing")
+        value, allowed = config[name], types if isinstance(types, tuple) else (types,)
+        if not isinstance(value, allowed) or (
+            isinstance(value, bool) and bool not in allowed
+        ):
+            wanted = " or ".join(t.__name__ for t in allowed)
+            raise TypeError(f"config.json: expected {name} as {wanted}, got {value!r}")
+    for name, value in config.items():
+        if name in fixed:
+            if not any(value == good and type(value) is type(good) for good in fixed[name]):
+                wanted = " or ".join(map(repr, fixed[name]))
+                raise ValueError(
+                    f"config.json: expected {name} = {wanted}, got {value!r}, which is "
+                    "not supported"
+                )
+        elif name not in needed and name not in ignored and value is not None:
+            raise ValueError(
+                f"config.json: {name} = {value!r} is unknown here, and might change what "
+                "the model computes"
+            )
+
+
+# What a header calls a type, in PyTorch's words.
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a folder by name; each is read when it is asked for, and not kept.
+
+    Attributes:
+        files: the file of each.
+        shapes: the shape of each.
+        dtypes: the dtype of each, or its name in the file where PyTorch has none here.
+
+    Source: chapter 20, eq-safetensors.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype | str] = {}
+
+    def __len__(self) -> int:
+        """Number of tensors."""
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names, file by file."""
+        return iter(self.files)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Reads one tensor. Its memory is the file's: copy what you want to keep.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        with opened(self.files[name]) as file:  # closed again, so that memory is released
+            return file.get_tensor(name)
+
+    def add_file(self, path: Path) -> None:
+        """Adds what the header of a file announces.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is cut off or malformed, or has a name that was there before.
+        """
+        with opened(path) as file:
+            for name in file.offset_keys():  # in the order of the bytes
+                if name in self.files:
+                    was = self.files[name].name
+                    raise ValueError(
+                        f"{path.name}: expected {name} once, it is in {was}, too"
+                    )
+                part = file.get_slice(name)
+                self.files[name], self.shapes[name] = path, tuple(part.get_shape())
+                self.dtypes[name] = DTYPES.get(part.get_dtype(), part.get_dtype())
+
+
+def opened(path: Path) -> Any:
+    """A safetensors file whose header has been read and compared with its length.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is cut off or malformed.
+
+    Source: chapter 20, eq-safetensors.
+    """
+    library = require_library("safetensors")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.name}: expected this file in {path.parent}")
+    try:
+        return library.safe_open(path, framework="pt")
+    except library.SafetensorError as error:
+        size = path.stat().st_size
+        raise ValueError(
+            f"{path.name}: expected a whole safetensors file, got {size} bytes: {error}"
+        ) from error
+
+
+def read_tensors(folder: str | Path) -> Tensors:
+    """What the safetensors files of a model's folder hold, as far as their headers tell.
+
+    The folder has one file, model.safetensors, or several, and an index that says which
+    tensor is in which.
+
+    Raises:
+        FileNotFoundError: no such file, or one that the index names is missing.
+        ValueError: a file is cut off or malformed, or the index says something else than
+            the files.
+
+    Source: chapter 20, eq-safetensors.
+    """
+    folder, tensors = Path(folder), Tensors()
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        tensors.add_file(single)
+        return tensors
+    if not index.is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        hint = f"; {pickled[0]} is a pickle, which may run code" if pickled else ""
+        raise FileNotFoundError(f"folder: expected {single.name} in {folder}{hint}")
+    places = read_index(index)
+    for file in sorted(set(places.values())):
+        tensors.add_file(folder / file)
+    for name, file in places.items():
+        if name not in tensors or tensors.files[name].name != file:
+            raise ValueError(
+                f"{file}: expected {name}, as {index.name} says; it is missing"
+            )
+    for name, path in tensors.files.items():
+        if name not in places:
+            raise ValueError(f"{path.name}: {name} is not in {index.name}")
+    return tensors
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """In which file each tensor is, from the index of a model in several files.
+
+    Raises:
+        ValueError: it is no index, or names a file outside of its folder.
+
+    Source: chapter 20.
+    """
+    try:
+        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path.name}: expected JSON with a weight_map") from error
+    if not isinstance(places, dict) or not places:
+        raise ValueError(f"{path.name}: expected a weight_map with names and files")
+    for name, file in places.items():
+        plain = isinstance(file, str) and file == Path(file).name and "\\" not in file
+        if not plain or not file.endswith(".safetensors"):
+            wanted = "a safetensors file of the same folder"
+            raise ValueError(f"{path.name}: expected {wanted} for {name}, got {file!r}")
+    return places
+
+
+@dataclass(frozen=True)
+class Into:
+    """Where a tensor of a file goes.
+
+    Args:
+        parameters: the parameters that it is cut into, along its last dimension as they
+            have it, each as wide as it is here.
+        transposed: whether the file has the transpose, as of an `nn.Linear` for a
+            `Projection`.
+
+    Source: chapter 20, eq-conv1d.
+    """
+
+    parameters: tuple[str, ...]
+    transposed: bool = False
+
+    def shape(self, here: Mapping[str, nn.Parameter]) -> tuple[int, ...]:
+        """The shape that the file must have, if the model has these parameters."""
+        shapes = [tuple(here[name].shape) for name in self.parameters]
+        whole = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+        return whole[::-1] if self.transposed else whole
+
+    def parts(self, whole: Tensor, here: Mapping[str, nn.Parameter]) -> list[Tensor]:
+        """The pieces of the file's tensor, one for each parameter, as views."""
+        whole = whole.T if self.transposed else whole
+        return list(whole.split([here[p].shape[-1] for p in self.parameters], dim=-1))
+
+
+Report = Callable[[str, int, int], None]  # called with a name, the numbers read, and all
+
+
+def load_into(
+    module: nn.Module,
+    tensors: Tensors,
+    names: Mapping[str, str | Into],
+    *,
+    ignored: Collection[str] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    report: Report | None = None,
+) -> None:
+    """Fills the parameters of a module from files, one tensor at a time.
+
+    Everything is compared first: names, shapes and types. A module made under
+    `torch.device("meta")` has no memory before, and gets it tensor by tensor: together the
+    size of the model, and one tensor.
+
+    Args:
+        module: its parameters are replaced, with the same requires_grad.
+        tensors: from `read_tensors`.
+        names: for each tensor of the files where it goes, the name of a parameter or an
+            `Into`; for each parameter of the module exactly one.
+        ignored: names in the files that the model does not need.
+        dtype: what the parameters become; `None` means as in the files, if all have one.
+        device: where they go; `None` means the CPU.
+        report: told after each tensor; `None` means `Progress()`, which prints to stderr
+            what takes more than some seconds.
+
+    Raises:
+        TypeError: a tensor without floating-point numbers, or of different types.
+        ValueError: a tensor is missing, in surplus, or has another shape.
+
+    Source: chapter 20.
+    """
+    plan = {n: Into((to,)) if isinstance(to, str) else to for n, to in names.items()}
+    here = dict(module.named_parameters())
+    refuse_misfits(here, tensors, plan, ignored)
+    dtype = dtype or require_one_dtype(tensors, plan)
+    report = report or Progress()
+    sizes = {name: math.prod(tensors.shapes[name]) for name in plan}
+    done, total = 0, sum(sizes.values())
+    for name in (name for name in tensors if name in plan):  # in the order of the files
+        parts = plan[name].parts(tensors[name], here)
+        for parameter, part in zip(plan[name].parameters, parts, strict=True):
+            fresh = part.to(device or "cpu", dtype, copy=True)
+            put_parameter(module, parameter, fresh, here[parameter].requires_grad)
+        del parts, part  # so that the file's memory is released before the next
+        done += sizes[name]
+        report(name, done, total)
+
+
+def put_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
+    """Replaces a parameter, given by its full name.
+
+    Source: chapter 20.
+    """
+    owner, _, last = name.rpartition(".")
+    fresh = nn.Parameter(value, requires_grad=requires_grad)
+    module.get_submodule(owner).register_parameter(last, fresh)
+
+
+def refuse_misfits(
+    here: Mapping[str, nn.Parameter],
+    tensors: Tensors,
+    plan: Mapping[str, Into],
+    ignored: Collection[str],
+) -> None:
+    """Refuses files that are not those of this model, before anything is read.
+
+    Args:
+        here: the parameters of the model, by name.
+        tensors, plan, ignored: as for `load_into`.
+
+    Raises:
+        TypeError: a tensor without floating-point numbers.
+        ValueError: a tensor is missing, in surplus, or has another shape; or the plan does
+            not fill each parameter once.
+
+    Source: chapter 20.
+    """
+    filled = sorted(name for into in plan.values() for name in into.parameters)
+    if filled != sorted(here):
+        odd = sorted(set(filled) ^ set(here)) or filled
+        raise ValueError(f"names: expected each parameter once, see {odd[0]}")
+    for name, into in plan.items():
+        if name not in tensors:
+            raise ValueError(f"{name}: expected this tensor in the files, it is missing")
+        file, wanted = tensors.files[name].name, into.shape(here)
+        if tensors.shapes[name] != wanted:
+            raise ValueError(
+                f"{name}: expected shape {wanted}, got {tensors.shapes[name]} in {file}"
+            )
+        dtype = tensors.dtypes[name]
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"{name}: expected floating point, got {dtype} in {file}")
+    for name, path in tensors.files.items():
+        if name not in plan and name not in ignored:
+            raise ValueError(f"{name}: in {path.name}, but this model has no such tensor")
+
+
+def require_one_dtype(tensors: Tensors, plan: Mapping[str, Into]) -> torch.dtype:
+    """The dtype of all tensors that are to be read.
+
+    Raises:
+        TypeError: they differ.
+
+    Source: chapter 20.
+    """
+    first, *others = plan
+    for name in others:
+        if tensors.dtypes[name] != tensors.dtypes[first]:
+            raise TypeError(
+                f"{name}: expected {tensors.dtypes[first]} as {first}, got "
+                f"{tensors.dtypes[name]}; to convert them all, give dtype"
+            )
+    return tensors.dtypes[first]
+
+
+class Progress:
+    """Prints how much of a model has been read, once it has taken some seconds.
+
+    Args:
+        after: seconds before the first line, and between two lines.
+
+    Source: chapter 20.
+    """
+
+    def __init__(self, after: float = 2.0) -> None:
+        self.after, self.last, self.shown = after, time.monotonic(), False
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """Told after each tensor: its name, the numbers read so far, and all."""
+        if time.monotonic() - self.last >= self.after or (self.shown and done == total):
+            self.last, self.shown = time.monotonic(), True
+            percent = 100 * done // total
+            print(f"attnlib: {percent} % of {total:,} numbers read", file=sys.stderr)
+
+
+def read_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a model's folder, a `tokenizers.Tokenizer`, from tokenizer.json.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: the library tokenizers is not installed.
+        ValueError: the library can't read it.
+
+    Source: chapter 20.
+    """
+    library = require_library("tokenizers")
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected a file tokenizer.json in {folder}")
+    try:
+        return library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        raise ValueError(f"{path.name}: expected a tokenizer, but {error}") from error
