@@ -113,7 +113,7 @@ def test_greedy_text_is_theirs(name, cache, tmp_path):
     expected = model.generate(
         ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    assert torch.equal(ours.generate(ids, 20, temperature=0, cache=cache), expected)
+    assert torch.equal(ours.generate(ids, 20, temperature=0.0, cache=cache), expected)
 
 
 @pytest.mark.parametrize("name", ["Llama 3", "Mistral", "Qwen 2", "Qwen 3"])
@@ -125,9 +125,9 @@ def test_padding_in_front(name, tmp_path):
     logits = model(ids, attention_mask=seen, position_ids=positions).logits
     real = seen.bool()
     assert torch.allclose(ours(ids, padding=padding)[real], logits[real], rtol=0, atol=1e-5)
-    text = ours.generate(ids, 8, temperature=0, cache=True, padding=padding)
+    text = ours.generate(ids, 8, temperature=0.0, cache=True, padding=padding)
     for row, front in zip(text, padding, strict=True):
-        alone = ours.generate(row[front:9], 8, temperature=0)
+        alone = ours.generate(row[front:9], 8, temperature=0.0)
         assert torch.equal(row[front:], alone)
 
 
@@ -159,9 +159,9 @@ def test_other_heads_and_caches_give_the_same(tmp_path):
     tiled = Llama.from_pretrained(tmp_path, attention=flash)
     ids = ids_of(2, 11)
     assert torch.allclose(tiled(ids), ours(ids), rtol=0, atol=1e-5)
-    text = ours.generate(ids, 12, temperature=0)
+    text = ours.generate(ids, 12, temperature=0.0)
     ring = [WindowCache(5) for _ in ours.blocks]
-    assert torch.equal(ours.generate(ids, 12, temperature=0, cache=ring), text)
+    assert torch.equal(ours.generate(ids, 12, temperature=0.0, cache=ring), text)
     with pytest.raises(ValueError, match=r"attention: expected window=5, got None"):
         Llama.from_pretrained(tmp_path, attention=FlashAttention(causal=True))
 
