@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from attnlib.backprop.base import Layer
 from attnlib.backprop.checks import require_floating
-from attnlib.backprop.projection import Projection
+from attnlib.backprop.projection import Projection as ArrayProjection  # not PyTorch's
 
 
 class SiLU(Layer):
@@ -77,10 +77,10 @@ class GatedFeedForwardLayer(Layer):
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
         d_ff = round(8 * d_model / 3) if d_ff is None else d_ff
-        self.gate_proj = Projection(d_model, d_ff, bias, rng)
-        self.up_proj = Projection(d_model, d_ff, bias, rng)
+        self.gate_proj = ArrayProjection(d_model, d_ff, bias, rng)
+        self.up_proj = ArrayProjection(d_model, d_ff, bias, rng)
         self.activation = SiLU() if activation is None else activation
-        self.down_proj = Projection(d_ff, d_model, bias, rng)
+        self.down_proj = ArrayProjection(d_ff, d_model, bias, rng)
 
     def forward(
         self, input: Float[np.ndarray, "*batch d_model"]

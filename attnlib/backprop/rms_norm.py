@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from attnlib.backprop.base import Layer
-from attnlib.backprop.checks import refuse_bad_tokens, require_sizes
+from attnlib.backprop.checks import refuse_bad_tokens as refuse_bad_array
+from attnlib.backprop.checks import require_sizes
 
 
 class RMSNormLayer(Layer):
@@ -43,7 +44,7 @@ class RMSNormLayer(Layer):
             TypeError: input is not floating point, or not of the dtype of gamma.
             ValueError: input has not d_model features.
         """
-        refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
+        refuse_bad_array("input", input, len(self.gamma), self.gamma)
         wide = input.astype(np.result_type(input, np.float32), copy=False)
         inverse = 1 / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + self.eps)
         normalized = wide * inverse

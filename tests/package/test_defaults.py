@@ -52,8 +52,8 @@ DEFAULTS = {
     },
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "llama.Llama": {
-        **{"dropout": 0.0, "tied": False, "eps": 1e-6, "head_norm": False},
-        **{"qkv_bias": False, "out_bias": False, "ffn_bias": False},
+        **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},
+        **{"out_bias": False, "ffn_bias": False, "head_norm": False},
     },
     "llama.Llama.forward": {"return_weights": False},
     "llama.Llama.read": {"return_weights": False},
