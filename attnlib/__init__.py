@@ -20,6 +20,7 @@ from attnlib.flash_triton import (
 from attnlib.fused import fused_attention
 from attnlib.gated_feed_forward import GatedFeedForward
 from attnlib.generation import sample
+from attnlib.gpt2 import GPT2
 from attnlib.grouped_query import LatentAttention, WindowCache, add_sink
 from attnlib.layer_norm import LayerNorm
 from attnlib.llama import Llama
@@ -115,6 +116,8 @@ __all__ = [
     "paged_attention",
     "paged_attention_triton",
     "split_attention",
+    # Chapter 20: GPT-2, from its own file
+    "GPT2",
     # Chapter 21: Llama
     "GatedFeedForward",
     "Llama",

@@ -416,3 +416,23 @@ class Progress:
             self.last, self.shown = time.monotonic(), True
             percent = 100 * done // total
             print(f"attnlib: {percent} % of {total:,} numbers read", file=sys.stderr)
+
+
+def read_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a model's folder, a `tokenizers.Tokenizer`, from tokenizer.json.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: the library tokenizers is not installed.
+        ValueError: the library can't read it.
+
+    Source: chapter 20.
+    """
+    library = require_library("tokenizers")
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected a file tokenizer.json in {folder}")
+    try:
+        return library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        raise ValueError(f"{path.name}: expected a tokenizer, but {error}") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlib.checks import as_autocast, refuse_bad_inputs, require_window
-from attnlib.masks import Mask, causal_mask, windowed
+from attnlib.masks import Mask, both_masks, causal_mask, windowed
 
 
 def four_dimensional(tensor: Tensor) -> Tensor:
@@ -108,11 +108,7 @@ def attend_fused(
         output = attend(seeing, key, value, is_causal=True, scale=scale)
         return F.pad(output, (0, 0, queries - keys, 0))
     if causal:
-        past = causal_mask(queries, keys, query.device)
-        if mask is None or mask.dtype == torch.bool:
-            mask = past if mask is None else mask & past
-        else:
-            mask = mask.masked_fill(~past, -torch.inf)
+        mask = both_masks(mask, causal_mask(queries, keys, query.device))
     if mask.dim() < 2:  # which PyTorch's function does not repeat
         mask = mask.expand(1, keys)
     if mask.dtype == torch.bool:

@@ -227,7 +227,8 @@ class LatentAttention(nn.Module):
         ValueError: embed_dim not divisible by num_heads, a size below 1, an
             odd d_rotary.
 
-    Source: chapter 18, eq-latent, eq-latent-score; DeepSeek-AI (2024), section 2.1.
+    Source: chapter 18, eq-latent, eq-latent-score, eq-absorb-when; DeepSeek-AI (2024),
+    section 2.1.
     """
 
     def __init__(
@@ -283,12 +284,13 @@ class LatentAttention(nn.Module):
         """
         refuse_bad_tokens("x", x, self.embed_dim, self.q_proj.W, dims=2)
         refuse_ambiguous_mask(mask, x)
+        if cache is not None:
+            require_window_kept(self.attention, cache)
         start = 0 if cache is None else len(cache)
         q = split_heads(self.q_proj(x), self.num_heads)
         q_r = self.rotary(split_heads(self.q_rotary_proj(x), self.num_heads), start)
         c, r = self.down_proj(x), self.rotary(self.k_rotary_proj(x), start)
         if cache is not None:
-            require_window_kept(self.attention, cache)
             c, r = cache.append(c, r)
         if absorb is None:
             d_k = q.shape[-1]

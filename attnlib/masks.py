@@ -68,10 +68,17 @@ def windowed(
     """
     if window is None:
         return mask
-    near = window_mask(queries, keys, window, device)
+    return both_masks(mask, window_mask(queries, keys, window, device))
+
+
+def both_masks(mask: Mask | None, allowed: Bool[Tensor, "queries keys"]) -> Mask:
+    """A mask, or none, that forbids as well what a boolean one forbids.
+
+    Source: chapter 1, eq-mask-boolean.
+    """
     if mask is None:
-        return near
-    return mask & near if mask.dtype == torch.bool else apply_mask(mask, near)
+        return allowed
+    return mask & allowed if mask.dtype == torch.bool else apply_mask(mask, allowed)
 
 
 def apply_mask(

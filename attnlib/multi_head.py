@@ -259,9 +259,9 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             require_window_kept(self.attention, cache)
             k, v, mask = append_heads(cache, k, v, mask)
+        shared = self.num_kv_heads < self.num_heads
+        attend = attend_shared if shared else apply_attention
         if isinstance(self.attention, BaseAttention):
-            shared = self.num_kv_heads < self.num_heads
-            attend = attend_shared if shared else apply_attention
             output, weights = attend(self.attention, q, k, v, mask, need_weights)
             per_head = None if weights is None else list(weights.unbind(dim=-3))
         else:

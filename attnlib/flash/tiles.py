@@ -196,9 +196,9 @@ class TiledAttention:
 
         The scores of all tiles are the same memory: be done with one before the next.
         """
+        edges = (self.causal, self.cols, self.window)
         q = self.q[:, rows] * (self.scale * LOG2E)
         shift = self.keys - self.queries
-        edges = (self.causal, self.cols, self.window)
         for cols, partial in visible_tiles(rows, self.queries, self.keys, *edges):
             s = product(q, self.k[:, cols].transpose(1, 2), self.buffer)
             if self.mask is not None:

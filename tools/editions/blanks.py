@@ -1,7 +1,8 @@
 """What of the package is left to the reader of the workbook, and what comes filled in.
 
 `book/workbook/blanks.toml` names the definitions that are left out, in the order of the
-book: what to do, minutes, two hints, and under `shown` what the story calls the same thing.
+book: what to do, minutes, two hints, and under `shown` what the story calls the same thing;
+under `toy`, whether what it calls by the same name is another thing, and stays.
 Of a function, what teaches nothing stays: refusals, the calls that hand arguments on, and
 the way past the formula, such as PyTorch's fused function. Of a class, the methods named in
 GIVEN stay whole.
@@ -39,6 +40,7 @@ class Blank:
     todo: str
     hints: list[str]
     shown: list[str] = field(default_factory=list)  # its names in the story
+    toy: bool = False  # the story's definition of its name is another thing, and stays
     story: str = ""  # code that makes of the reader's what the story means by that name
     given: list[str] = field(default_factory=list)  # methods, or beginnings, that stay
     lines: int = 0  # that it takes; 0 means as many as ours

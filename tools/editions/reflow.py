@@ -2,7 +2,8 @@
 
 In the book, the story shows a short version of each definition, and the package's own comes
 later. In the workbook the reader writes the package's own where the story first shows it;
-what it needs of the same chapter comes before it. The story then uses the reader's.
+what it needs of the same chapter comes before it, and of two that need each other, the
+first in the book. The story then uses the reader's.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def reflow(
     pieces = pieces_of(chapter, modules, blanks)
     everything = [p for made in pieces.values() for p in made]
     owner = {name: p for p in everything for name in p.names}
-    shown_as = {p.blank.symbol: p for p in everything if p.blank}
+    shown_as = {p.blank.symbol: p for p in everything if p.blank and not p.blank.toy}
     shown_as |= {name: p for p in everything if p.blank for name in p.blank.shown}
     done: set[Piece] = set()
     out: list[Shown] = []
@@ -85,6 +86,7 @@ def reflow(
         done.add(piece)
         heads = [p for p in everything if p.module is piece.module and not p.statement]
         needs = {owner[n] for n in piece.needs if n in owner}
+        needs = {p for p in needs if p.order < piece.order or not p.needs & {*piece.names}}
         for needed in [*heads, *sorted(needs, key=lambda p: p.order)]:
             place(needed)
         last = out[-1].pieces if out else []

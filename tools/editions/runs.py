@@ -42,9 +42,11 @@ def handed_on(function: ast.FunctionDef, first: ast.stmt, last: ast.stmt) -> lis
     start, end = (function.body.index(s) for s in (first, last))
     after = set().union(*(names_of(s, ast.Load) for s in function.body[end + 1 :]))
     before = set().union(*(names_of(s, ast.Store) for s in function.body[:start]))
-    parts = ast.walk(ast.Module(function.body[start : end + 1], []))
+    run = function.body[start : end + 1]
+    parts = ast.walk(ast.Module(run, []))
     names = [n for n in parts if isinstance(n, ast.Name)]
     stored = [n.id for n in names if isinstance(n.ctx, ast.Store)]
+    stored += [s.name for s in run if isinstance(s, ast.FunctionDef)]
     return [n for n in dict.fromkeys(stored) if n in after - before]
 
 

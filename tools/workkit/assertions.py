@@ -35,8 +35,9 @@ class Soft(ast.NodeTransformer):
         empty = ast.arguments([], [], None, [], [], None, [])
         work = ast.Lambda(empty, ast.Tuple(parts, ast.Load()))
         told = ast.Lambda(empty, message) if message else ast.Constant(None)
+        values = [ast.Lambda(empty, ast.Name(n, ast.Load())) for n in names]
         given = [ast.Constant(ast.unparse(test)), ast.Constant(form)]
-        given += [ast.List([ast.Constant(n) for n in names], ast.Load()), work, told]
+        given += [ast.Dict([ast.Constant(n) for n in names], values), work, told]
         return ast.Expr(ast.Call(ast.Name("__seen__", ast.Load()), given, []))
 
 

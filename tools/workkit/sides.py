@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workkit.values import alike, brief, digits
+from workkit.values import alike, brief, digits, shows
 
 EQUALITIES = ("Eq", "call", "all")
 PLACES = (4, 8, 12, 17)
@@ -56,3 +56,12 @@ def shape_of(value: Any) -> tuple[int, ...]:
 def type_of(value: Any) -> str:
     """Such as float32, of a tensor or an array."""
     return str(getattr(value, "dtype", "")).removeprefix("torch.")
+
+
+def looked_at(look: Any) -> str:
+    """The value of a name in a line; empty if it has none, as within a comprehension."""
+    try:
+        value = look()
+    except NameError:
+        return ""
+    return brief(value) if shows(value) else ""

@@ -18,8 +18,8 @@ from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
 from workkit.places import place_of, raised_in
-from workkit.sides import differences, sides, unseen
-from workkit.values import CARRY_NOTHING, apart, brief, digits, holds, shows
+from workkit.sides import differences, looked_at, sides, unseen
+from workkit.values import CARRY_NOTHING, apart, digits, holds
 
 YOURS = "yours to write"
 
@@ -108,8 +108,11 @@ class Tracer:
             more["running"] = [frame.filename.strip("<>") for frame in frames]
         self.note(kind, text, came=came[:400], digits=known, **more)
 
-    def seen(self, text: str, form: str, names: list[str], work: Any, message: Any) -> None:
-        """What an assertion calls in place of raising: `work` gives its parts."""
+    def seen(self, text: str, form: str, names: dict, work: Any, message: Any) -> None:
+        """What an assertion calls in place of raising: `work` gives its parts.
+
+        Each of the `names` in it is given by a function, as it may be one of a check's own.
+        """
         self.at["parts"] += 1
         if self.at["assert"]:  # each part of it for itself
             nodes = list(ast.walk(ast.parse(text)))
@@ -127,7 +130,7 @@ class Tracer:
             self.note("passed", text)
             return
         values = apart(form, parts)
-        shown = {n: brief(self.namespace[n]) for n in names if shows(self.namespace.get(n))}
+        shown = {n: v for n, look in names.items() if (v := looked_at(look))}
         self.note(
             "failed",
             text,

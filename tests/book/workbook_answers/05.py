@@ -11,18 +11,19 @@ def merge_heads(x):
 # multi_head.MultiHeadAttention
 class MultiHeadAttention:
     def __init__(self, embed_dim, num_heads, attention=None, bias=True):
-        self.num_heads, self.embed_dim = num_heads, embed_dim
         self.attention = make_heads(attention, num_heads)
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            setattr(self, name, Projection(embed_dim, embed_dim, bias=bias))
+        widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim, "out": embed_dim}
+        for name, width in widths.items():
+            setattr(self, f"{name}_proj", Projection(embed_dim, width, bias=bias))
 
     def forward(self, query, key=None, value=None, mask=None, need_weights=True):
         pairs = ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
-        heads = [split_heads(project(x), self.num_heads) for project, x in pairs]
-        shared = isinstance(self.attention, BaseAttention)
-        attend = apply_attention if shared else attend_each
+        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        heads = [split_heads(p(x), n) for (p, x), n in zip(pairs, counts, strict=True)]
+        alike = isinstance(self.attention, BaseAttention)
+        attend = apply_attention if alike else attend_each
         mixed, weights = attend(self.attention, *heads, mask, need_weights)
-        if shared and weights is not None:
+        if alike and weights is not None:
             weights = [weights[..., h, :, :] for h in range(self.num_heads)]
         if not need_weights:
             weights = None

@@ -12,7 +12,9 @@ class TransformerBlock:
     ):
         self.norm_first = norm_first
         heads = ScaledDotProductAttention(dropout) if attention is None else attention
-        self.attention = MultiHeadAttention(embed_dim, num_heads, heads)
+        self.attention = MultiHeadAttention(
+            embed_dim, num_heads, heads, rotary=rotary, num_kv_heads=num_kv_heads
+        )
         self.norm_1 = LayerNorm(embed_dim)
         self.feed_forward = FeedForwardNetwork(
             embed_dim, d_ff, dropout=dropout, activation=activation

@@ -1,15 +1,20 @@
 # flash.tiles.visible_tiles
-def visible_tiles(rows, queries, keys, causal, size):
-    if not causal:
-        for start in range(0, keys, size):
-            yield slice(start, min(start + size, keys)), False
-        return
-    all_see = min(max(rows.start + keys - queries, 0), keys)
-    one_sees = min(max(rows.stop + keys - queries, 0), keys)
-    start = 0
-    while start < one_sees:
-        stop = min(start + size, all_see if start < all_see else one_sees)
-        yield slice(start, stop), start >= all_see
+def visible_tiles(rows, queries, keys, causal, size, window=None):
+    edges = [(keys, keys)]
+    if causal:
+        edges += [(at, end)]
+    if window is not None:
+        edges += [(at + window, end + window - 1)]
+        begin, whole = at - window + 1, end - window
+    cut, seen = (min(max(0, min(ends)), keys) for ends in zip(*edges, strict=True))
+    begin, whole = (min(max(0, place), keys) for place in (begin, whole))
+    if whole >= cut:
+        whole = cut = begin
+    start = begin
+    while start < seen:
+        part = next(stop for stop in (whole, cut, seen) if start < stop)
+        stop = min(start + size, part)
+        yield slice(start, stop), not whole <= start < cut
         start = stop
 
 
@@ -18,7 +23,8 @@ class TiledAttention:
     def scores(self, rows):
         shift = self.keys - self.queries
         i = torch.arange(rows.start, rows.stop, device=self.q.device)[:, None] + shift
-        tiles = visible_tiles(rows, self.queries, self.keys, self.causal, self.cols)
+        edges = (self.causal, self.cols, self.window)
+        tiles = visible_tiles(rows, self.queries, self.keys, *edges)
         for cols, partial in tiles:
             shape = (len(self.q), rows.stop - rows.start, cols.stop - cols.start)
             s = self.buffer[: math.prod(shape)].view(shape)
@@ -29,7 +35,10 @@ class TiledAttention:
                 apply_mask_(s.view(*self.leading, *shape[1:]), part)
             if partial:
                 j = torch.arange(cols.start, cols.stop, device=s.device)
-                s[:, j > i] = -torch.inf
+                if self.causal:
+                    s[:, j > i] = -torch.inf
+                if self.window is not None:
+                    s[:, (j - i).abs() >= self.window] = -torch.inf
             yield cols, s
 
     def forward(self):

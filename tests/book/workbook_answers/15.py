@@ -17,7 +17,7 @@ def key_range(
 # flash_triton.forward.forward_step
 @triton.jit
 def forward_step(
-    q, key, value, mask, at, query_at, maximum, total, accumulator, scale,
+    q, key, value, mask, window, at, query_at, maximum, total, accumulator, scale,
     BLOCK_K: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +27,7 @@ def forward_step(
     s = tl.trans(tl.dot(k, tl.trans(q), input_precision=PRECISION))
     if CUT:
         columns = (at + tl.arange(0, BLOCK_K))[None, :]
-        s = hide(s, query_at[:, None], columns, mask, scale, CAUSAL, MASK)
+        s = hide(s, query_at[:, None], columns, mask, window, scale, CAUSAL, MASK)
     top = tl.maximum(maximum, tl.max(s, axis=1))
     level = tl.where(top == float("-inf"), 0.0, top)
     p = tl.exp2((s - level[:, None]) * rest)
@@ -39,7 +39,7 @@ def forward_step(
 # flash_triton.backward.query_step
 @triton.jit
 def query_step(
-    q, grad_o, key, value, mask, at, query_at, level, delta, grad_q, scale,
+    q, grad_o, key, value, mask, window, at, query_at, level, delta, grad_q, scale,
     BLOCK_K: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def query_step(
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CUT:
         columns = at + tl.arange(0, BLOCK_K)[None, :]
-        s = hide(s, query_at[:, None], columns, mask, scale, CAUSAL, MASK)
+        s = hide(s, query_at[:, None], columns, mask, window, scale, CAUSAL, MASK)
     p = tl.exp2(rest * s - level[:, None])
     d_p = tl.trans(tl.dot(v, tl.trans(grad_o), input_precision=PRECISION))
     d_s = p * d_p - p * delta[:, None]
@@ -59,8 +59,8 @@ def query_step(
 # flash_triton.backward.key_value_step
 @triton.jit
 def key_value_step(
-    k, v, query, grad_output, mask, at, key_at, level, delta, grad_query, grad_k, grad_v,
-    scale, BLOCK_Q: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr,
+    k, v, query, grad_output, mask, window, at, key_at, level, delta, grad_query, grad_k,
+    grad_v, scale, BLOCK_Q: tl.constexpr, CUT: tl.constexpr, EVEN: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     WITH_QUERY: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def key_value_step(
     d_o = load_block(grad_output, at, BLOCK_Q, v.shape[1], not EVEN)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CUT:
-        s = hide(s, rows[:, None], key_at[None, :], mask, scale, CAUSAL, MASK)
+        s = hide(s, rows[:, None], key_at[None, :], mask, window, scale, CAUSAL, MASK)
     p = tl.exp2(rest * s - levels[:, None])
     d_p = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
     d_s = (p * (d_p - deltas[:, None])).to(q.dtype)

@@ -1,7 +1,7 @@
 # flash_triton.split.split_step
 @triton.jit
 def split_step(
-    q, query_at, key, value, mask, at, maximum, total, accumulator, scale,
+    q, query_at, key, value, mask, window, at, maximum, total, accumulator, scale,
     BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     rest = rest_of_scale(scale, MASK)
@@ -9,7 +9,7 @@ def split_step(
     v = load_block(value, at, BLOCK_K, accumulator.shape[1], True)
     s = tl.trans(tl.dot(k, tl.trans(q), input_precision="ieee"))
     columns = (at + tl.arange(0, BLOCK_K))[None, :]
-    s = hide(s, query_at, columns, mask, scale, CAUSAL, MASK)
+    s = hide(s, query_at, columns, mask, window, scale, CAUSAL, MASK)
     top = tl.maximum(maximum, tl.max(s, axis=1))
     level = tl.where(top == float("-inf"), 0.0, top)
     p = tl.exp2((s - level[:, None]) * rest)
@@ -21,7 +21,8 @@ def split_step(
 # flash_triton.split.split_kernel
 @triton.jit
 def split_kernel(
-    query, key, value, mask, parts, levels, heads, group, queries, keys, splits, scale,
+    query, key, value, mask, window, parts, levels,
+    heads, group, queries, keys, splits, scale,
     D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
@@ -39,11 +40,15 @@ def split_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     accumulator = tl.zeros((ROWS, PADDED_V), tl.float32)
     blocks = (keys + BLOCK_K - 1) // BLOCK_K
-    first = BLOCK_K * (blocks * split // splits)
-    end = tl.minimum(BLOCK_K * ((blocks * split + blocks) // splits), keys)
+    before = 0
+    if window is not None:
+        before = tl.maximum(keys - queries - window + 1, 0) // BLOCK_K
+        blocks -= before
+    first = BLOCK_K * (before + blocks * split // splits)
+    end = tl.minimum(BLOCK_K * (before + (blocks * split + blocks) // splits), keys)
     for at in range(first, end, BLOCK_K):
         maximum, total, accumulator = split_step(
-            q, query_at, key, value, mask, at, maximum, total, accumulator, scale,
+            q, query_at, key, value, mask, window, at, maximum, total, accumulator, scale,
             BLOCK_K, CAUSAL, MASK,
         )  # fmt: skip
     seen = total > 0

@@ -1,0 +1,73 @@
+# multi_head.repeat_heads
+def repeat_heads(x, times):
+    copies = x.unsqueeze(-3).expand(*x.shape[:-2], times, *x.shape[-2:])
+    return copies.flatten(-4, -3)
+
+
+# grouped_query.WindowCache
+class WindowCache:
+    def append(self, key, value):
+        w, new = self.window, key.shape[-2]
+        oldest = max(self.first, self.length - w + (1 if new else 0))
+        before = [t % w for t in range(oldest, self.length)]
+        keys = torch.cat([self.keys[..., before, :], key], dim=-2)
+        values = torch.cat([self.values[..., before, :], value], dim=-2)
+        for number in range(new):
+            place = (self.length + number) % w
+            self.keys.select(-2, place).copy_(key.select(-2, number))
+            self.values.select(-2, place).copy_(value.select(-2, number))
+        self.length += new
+        if self.length - self.first > w:
+            self.first = self.length - w
+        return keys, values
+
+
+# grouped_query.add_sink
+def add_sink(output, lse, sink):
+    total = torch.logaddexp(lse, sink.to(lse.dtype))
+    share = torch.where(lse == -torch.inf, 0.0, torch.exp(lse - total))
+    return (share[..., None] * output).to(output.dtype), total
+
+
+# grouped_query.plain_heads
+def plain_heads(query, c, r, up_k, up_v):
+    h = query.shape[-3]
+    keys = torch.einsum("...mc,chd->...hmd", c, blocks_of(up_k, h))
+    values = torch.einsum("...mc,chd->...hmd", c, blocks_of(up_v, h))
+    turned = torch.stack([r] * h, dim=-3)
+    return query, torch.cat([keys, turned], dim=-1), values
+
+
+# grouped_query.absorbed_heads
+def absorbed_heads(query, c, r, up_k, up_v):
+    h, d_q = query.shape[-3], query.shape[-1] - r.shape[-1]
+    still, turned = query.split([d_q, r.shape[-1]], dim=-1)
+    matrices = up_k.T.unflatten(0, (h, d_q))
+    values = torch.stack([c] * h, dim=-3)
+    keys = torch.cat([values, torch.stack([r] * h, dim=-3)], dim=-1)
+    return torch.cat([still @ matrices, turned], dim=-1), keys, values
+
+
+# grouped_query.LatentAttention
+class LatentAttention:
+    def forward(self, x, mask=None, cache=None, absorb=None):
+        h, d_k = self.num_heads, self.embed_dim // self.num_heads
+        at = len(cache) if cache is not None else 0
+        still = self.q_proj(x).unflatten(-1, (h, d_k)).transpose(-3, -2)
+        turned = self.q_rotary_proj(x).unflatten(-1, (h, -1)).transpose(-3, -2)
+        query = torch.cat([still, self.rotary(turned, at)], dim=-1)
+        kept = self.down_proj(x), self.rotary(self.k_rotary_proj(x), at)
+        if cache is not None:
+            kept = cache.append(*kept)
+        if absorb is None:
+            plain = self.d_latent * d_k + x.shape[-2] * d_k
+            absorb = x.shape[-2] * self.d_latent < plain
+        matrices = self.k_up_proj.W, self.v_up_proj.W
+        if absorb:
+            heads = absorbed_heads(query, *kept, *matrices)
+            mixed, _ = self.attention(*heads, mask, need_weights=False)
+            mixed = mixed @ matrices[1].unflatten(-1, (h, d_k)).transpose(0, 1)
+        else:
+            heads = plain_heads(query, *kept, *matrices)
+            mixed, _ = self.attention(*heads, mask, need_weights=False)
+        return self.out_proj(mixed.transpose(-3, -2).flatten(-2))

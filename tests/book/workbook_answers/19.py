@@ -1,0 +1,134 @@
+# paged.sum_by_halves
+def sum_by_halves(x, dim):
+    terms = list(x.unbind(dim))
+    while len(terms) > 1:
+        a = len(terms) // 2
+        rest = terms[2 * a :]
+        terms = [terms[i] + terms[i + a] for i in range(a)] + rest
+    return terms[0]
+
+
+# paged.split_state
+def split_state(query, key, value, mask, scale):
+    rows = []
+    for i in range(query.shape[-2]):
+        scores = sum_by_halves(query[..., i : i + 1, :] * key, -1) * scale
+        rows.append(scores)
+    scores = torch.stack(torch.broadcast_tensors(*rows), dim=-2)
+    scores = scores if mask is None else apply_mask(scores, mask)
+    m = row_maximum(scores)
+    p = (scores - finite(m).unsqueeze(-1)).exp()
+    l = sum_by_halves(p, p.dim() - 1)  # noqa: E741
+    shares = p.div(nonzero(l).unsqueeze(-1))
+    mixed = shares.unsqueeze(-1).mul(value.unsqueeze(-3))
+    return SoftmaxState(maximum=m, total=l, output=sum_by_halves(mixed, -2))
+
+
+# paged.merge_splits
+from functools import reduce
+
+
+def merge_splits(query, d_v, splits, scale):
+    kind = dict(dtype=dtype, device=query.device)
+    empty = torch.full(query.shape[:-1], -math.inf, **kind)
+    zero = torch.zeros(*query.shape[:-1], d_v, **kind)
+    states = (split_state(query, *share, scale) for share in splits)
+    return reduce(merge_states, states, SoftmaxState(empty, torch.zeros_like(empty), zero))
+
+
+# paged.split_attention
+def split_attention(query, key, value, mask=None, *, split_size, return_lse=False):
+    shares = []
+    for start in range(0, keys, split_size):
+        few = min(split_size, keys - start)
+        k, v = (x.narrow(-2, start, few) for x in (key, value))
+        seen = mask.narrow(-1, start, few)
+        if few < split_size:
+            k, v = (F.pad(x, (0, 0, 0, split_size - few)) for x in (k, v))
+            unseen = False if seen.dtype == torch.bool else -math.inf
+            seen = F.pad(seen, (0, split_size - few), value=unseen)
+        shares.append((k, v, seen))
+    state = merge_splits(query, d_v, shares, scale)
+    output = state.output.to(query.dtype)
+    return (output, state.lse) if return_lse else output
+
+
+# paged.places
+def places(pages, tokens, page_size):
+    row = torch.arange(len(pages), device=pages.device)[:, None]
+    page, slot = tokens.div(page_size, rounding_mode="floor"), tokens.remainder(page_size)
+    return slot + pages[row, page] * page_size
+
+
+# paged.PagedCache
+class PagedCache:
+    def fork(self, sequence):
+        pages = self.tables[sequence][:]
+        twin = self.open()
+        self.tables[twin], self.lengths[twin] = pages, self.lengths[sequence]
+        for page in pages:
+            self.owners[page] = self.owners[page] + 1
+        return twin
+
+    def free(self, sequence):
+        for page in self.tables.pop(sequence):
+            self.release(page)
+        self.lengths.pop(sequence)
+
+    def truncate(self, sequence, length):
+        table = self.tables[sequence]
+        while (len(table) - 1) * self.page_size >= length and table:
+            self.release(table.pop())
+        self.lengths[sequence] = length
+
+    def grow(self, sequence, new):
+        for _ in range(new):
+            place = self.lengths[sequence] % self.page_size
+            if place == 0:
+                self.tables[sequence].append(self.take())
+            elif self.owners[self.tables[sequence][-1]] != 1:
+                old = self.tables[sequence].pop()
+                page = self.take()
+                self.keys[page].copy_(self.keys[old])
+                self.values[page, :place] = self.values[old, :place]
+                self.tables[sequence].append(page)
+                self.release(old)
+            self.lengths[sequence] += 1
+
+    def take(self):
+        page = min(self.unused)
+        self.unused.remove(page)
+        self.owners[page] += 1
+        return page
+
+    def release(self, page):
+        self.owners[page] -= 1
+        if self.owners[page] == 0:
+            self.unused.insert(0, page)
+
+
+# paged.paged_attention
+def paged_attention(query, cache, sequences, *, causal=True, scale=None, split_size=None):
+    if causal:
+        ends = [n - queries + torch.arange(queries) for n in table.lengths.tolist()]
+        last = torch.stack(ends).to(device)
+    else:
+        last = (table.lengths - 1).unsqueeze(1)
+    last = last.expand(-1, queries).repeat(1, group)
+    last = last.reshape(len(last), *[1] * len(heads), group * queries, 1)
+
+    def read(tokens):
+        key = gather(cache.keys, table, tokens)
+        value = gather(cache.values, table, tokens)
+        return key, value, ~(tokens > last)
+
+    everything = torch.arange(int(table.lengths.max()), device=device)
+    if split_size is None:
+        output = attend_fused(query, *read(everything), causal=False, scale=scale)
+    else:
+        most = len(everything)
+        starts = range(0, most, require_count("split_size", split_size))
+        one = torch.arange(split_size, device=device)
+        splits = (read(start + one) for start in starts)
+        output = merge_splits(query, d_v, splits, scale).output.to(query.dtype)
+    return output.reshape(*shape[:-1], d_v)

@@ -1,0 +1,420 @@
+"""GPT-2 from its files: equal to the library transformers, and what is refused by name."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from attnlib import GPT2, FlashAttention
+from attnlib.checkpoint import (
+    Into,
+    Progress,
+    load_into,
+    read_config,
+    read_tensors,
+    read_tokenizer,
+    require_library,
+)
+from attnlib.gpt2 import names_of, without_head
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+safetensors = pytest.importorskip("safetensors.torch")
+SHAPES = [  # vocabulary, context, width, heads, blocks, hidden, activation
+    (61, 32, 32, 4, 2, None, "gelu_new"),
+    (97, 48, 24, 1, 1, 40, "gelu_new"),
+    (50, 16, 64, 8, 3, None, "gelu_new"),
+    (31, 24, 20, 5, 4, 17, "gelu"),
+    (128, 40, 48, 2, 2, None, "relu"),
+]
+SMALL = SHAPES[0]
+
+
+def theirs(shape, **options):
+    """A random model of the library's whose every parameter is away from its start."""
+    transformers = pytest.importorskip("transformers")
+    vocab, context, width, heads, blocks, hidden, activation = shape
+    config = transformers.GPT2Config(
+        **{"vocab_size": vocab, "n_positions": context, "n_embd": width, "n_head": heads},
+        **{"n_layer": blocks, "n_inner": hidden, "activation_function": activation},
+        **{"bos_token_id": 0, "eos_token_id": None, "layer_norm_epsilon": 1e-3, **options},
+    )
+    torch.manual_seed(20)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A folder with a small model, and what the library's own gives."""
+    model = theirs(SMALL)
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def tensors_in(folder):
+    return safetensors.load_file(folder / "model.safetensors")
+
+
+def change(folder, edit):
+    """Writes the tensors or, for a function of a config, config.json anew."""
+    tensors = tensors_in(folder)
+    edit(tensors)
+    safetensors.save_file(tensors, folder / "model.safetensors")
+
+
+def configure(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    config = {name: value for name, value in config.items() if value != "gone"}
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_logits_gradients_and_text_are_those_of_transformers(shape, tmp_path):
+    model = theirs(shape)
+    model.save_pretrained(tmp_path)
+    ours = GPT2.from_pretrained(tmp_path)
+    assert not ours.training
+    ids = torch.randint(shape[0], (3, shape[1] // 2))
+    expected, found = model(ids), ours(ids)
+    torch.testing.assert_close(found, expected.logits, rtol=0, atol=1e-5)
+
+    expected.logits.logsumexp(-1).sum().backward()
+    found.logsumexp(-1).sum().backward()
+    grads, here = dict(model.named_parameters()), dict(ours.named_parameters())
+    count = 0
+    for name, into in names_of(shape[4], "transformer.").items():
+        into = into if isinstance(into, Into) else Into((into,))
+        pieces = into.parts(grads[name].grad, here)
+        for parameter, piece in zip(into.parameters, pieces, strict=True):
+            scale = piece.abs().max()
+            torch.testing.assert_close(
+                here[parameter].grad, piece, rtol=0, atol=2e-5 * scale.item() + 1e-5
+            )
+            count += 1
+    assert count == len(here)
+
+    length = shape[1] // 2
+    text = model.generate(
+        **{"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        **{"max_new_tokens": length, "do_sample": False, "pad_token_id": 0},
+    )
+    for cache in (False, True):
+        assert torch.equal(ours.generate(ids, length, temperature=0.0, cache=cache), text)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bfloat16_is_kept_and_as_near_as_it_can_be(shape, tmp_path):
+    model = theirs(shape).bfloat16()
+    model.save_pretrained(tmp_path)
+    ours = GPT2.from_pretrained(tmp_path)
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    ids = torch.randint(shape[0], (2, shape[1]))
+    exact = GPT2.from_pretrained(tmp_path, dtype=torch.float64)(ids)
+    with torch.no_grad():
+        off = (model(ids).logits - exact).abs()
+        mine = (ours(ids) - exact).abs()
+    assert mine.mean() <= 1.2 * off.mean()
+    assert mine.max() <= 2 * off.max()
+
+
+def test_another_attention_and_names_without_a_prefix(written):
+    whole = GPT2.from_pretrained(written)
+
+    def strip(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.bool).tril()
+        tensors["h.1.attn.masked_bias"] = torch.tensor(-1e4)
+        tensors["lm_head.weight"] = tensors["wte.weight"].clone()
+
+    change(written, strip)
+    flash = GPT2.from_pretrained(written, attention=FlashAttention(causal=True))
+    ids = torch.randint(61, (2, 20))
+    torch.testing.assert_close(flash(ids), whole(ids), rtol=0, atol=1e-5)
+
+
+def test_several_files(written):
+    whole, tensors = GPT2.from_pretrained(written), tensors_in(written)
+    names = list(tensors)
+    shards = {"model-00001-of-00002.safetensors": names[::2]}
+    shards["model-00002-of-00002.safetensors"] = names[1::2]
+    for file, held in shards.items():
+        safetensors.save_file({name: tensors[name] for name in held}, written / file)
+    (written / "model.safetensors").unlink()
+    places = {name: file for file, held in shards.items() for name in held}
+    index = written / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    again = GPT2.from_pretrained(written)
+    assert all(map(torch.equal, whole.parameters(), again.parameters()))
+
+    def refused(weight_map, message, error=ValueError):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(error, match=message):
+            GPT2.from_pretrained(written)
+
+    refused({}, "weight_map")
+    refused(places | {names[0]: "../x.safetensors"}, f"same folder for {names[0]}")
+    refused(places | {names[0]: "..\\x.safetensors"}, "same folder")
+    refused(places | {names[0]: "weights.bin"}, "weights.bin")
+    refused(places | {names[0]: "third.safetensors"}, "third", FileNotFoundError)
+    refused(places | {names[0]: places[names[1]]}, f"00002.*expected {names[0]}")
+    refused(places | {"more": places[names[0]]}, "expected more")
+    refused({n: f for n, f in places.items() if n != names[0]}, f"{names[0]} is not in")
+    index.write_text("[]")
+    with pytest.raises(ValueError, match="expected JSON with a weight_map"):
+        GPT2.from_pretrained(written)
+    index.write_text(json.dumps({"weight_map": places}))
+    twice = {name: tensors[name] for name in names[::2]} | {names[1]: tensors[names[1]]}
+    safetensors.save_file(twice, written / "model-00001-of-00002.safetensors")
+    with pytest.raises(ValueError, match=f"expected {names[1]} once"):
+        GPT2.from_pretrained(written)
+
+
+NAME = "transformer.h.1.attn.c_attn.weight"
+WRONG = {
+    "missing": (
+        lambda t: t.pop(NAME),
+        ValueError,
+        f"{NAME}: expected this tensor.*missing",
+    ),
+    "surplus": (
+        lambda t: t.update(extra=torch.ones(1)),
+        *(ValueError, r"extra: in model\.safetensors, but this model"),
+    ),
+    "of a block too many": (
+        lambda t: t.update({"transformer.h.2.ln_1.weight": torch.ones(32)}),
+        *(ValueError, "h.2.ln_1.weight: in model"),
+    ),
+    "transposed": (
+        lambda t: t.update({NAME: t[NAME].T.contiguous()}),
+        *(ValueError, rf"{NAME}: expected shape \(32, 96\), got \(96, 32\)"),
+    ),
+    "of whole numbers": (
+        lambda t: t.update({NAME: t[NAME].int()}),
+        *(TypeError, f"{NAME}: expected floating point, got torch.int32"),
+    ),
+    "of another type": (
+        lambda t: t.update({NAME: t[NAME].half()}),
+        *(TypeError, f"{NAME}: expected torch.float32.*torch.float16.*dtype"),
+    ),
+    "of eight bits": (
+        lambda t: t.update({NAME: t[NAME].to(torch.float8_e4m3fn)}),
+        *(TypeError, f"{NAME}: expected floating point, got F8_E4M3"),
+    ),
+    "another matrix for the logits": (
+        lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"] + 1}),
+        *(ValueError, "lm_head.weight: expected the numbers of transformer.wte.weight"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_tensor_is_named(case, written, monkeypatch):
+    edit, error, message = WRONG[case]
+    change(written, edit)
+    taken = []
+    monkeypatch.setattr("attnlib.checkpoint.put_parameter", lambda *a: taken.append(a))
+    with pytest.raises(error, match=message):
+        GPT2.from_pretrained(written)
+    assert not taken  # nothing was read before
+
+
+def test_types_are_converted_on_request(written):
+    change(written, WRONG["of another type"][0])
+    model = GPT2.from_pretrained(written, dtype=torch.float64)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
+def test_a_file_cut_off_is_refused(keep, written):
+    path = written / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    size = path.stat().st_size
+    with pytest.raises(ValueError, match=rf"model\.safetensors: .*whole.*got {size} bytes"):
+        GPT2.from_pretrained(written)
+
+
+@pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(96), b"\x80\x04" * 40, b"{}" * 9])
+def test_a_file_of_another_kind_is_refused(data, written):
+    (written / "model.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match="expected a whole safetensors file"):
+        GPT2.from_pretrained(written)
+
+
+CONFIGS = {
+    "another model": (
+        {"model_type": "llama"},
+        ValueError,
+        "model_type = 'gpt2', got 'llama'",
+    ),
+    "unknown": ({"rope_theta": 1e4}, ValueError, "rope_theta = 10000.0 is unknown"),
+    "scores scaled by block": (
+        {"scale_attn_by_inverse_layer_idx": True},
+        *(ValueError, "scale_attn_by_inverse_layer_idx = False, got True, .*not supported"),
+    ),
+    "1 for True": (
+        {"scale_attn_weights": 1},
+        ValueError,
+        "scale_attn_weights = True, got 1",
+    ),
+    "own logits": ({"tie_word_embeddings": False}, ValueError, "tie_word_embeddings"),
+    "no size": ({"n_embd": "gone"}, ValueError, "expected n_embd, which is missing"),
+    "a size in words": ({"n_layer": "2"}, TypeError, "n_layer as int, got '2'"),
+    "a truth value": ({"n_layer": True}, TypeError, "n_layer as int, got True"),
+    "no blocks": ({"n_layer": 0}, ValueError, "num_layers: expected at least 1"),
+    "odd heads": ({"n_head": 5}, ValueError, "multiple of num_heads = 5"),
+    "hidden features": ({"n_inner": 0}, ValueError, "n_inner: expected at least 1, got 0"),
+    "unknown activation": ({"activation_function": "silu"}, ValueError, "got 'silu'"),
+    "two lengths": ({"n_ctx": 16}, ValueError, "n_ctx = 32, got 16"),
+    "more blocks than the file": ({"n_layer": 3}, ValueError, "h.2.*missing"),
+    "huge": ({"vocab_size": 10**12}, ValueError, r"wte.weight: expected shape \(10000000"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_wrong_configuration_is_named(case, written):
+    changes, error, message = CONFIGS[case]
+    configure(written, **changes)
+    with pytest.raises(error, match=message):
+        GPT2.from_pretrained(written)
+
+
+def test_the_published_configuration_is_read(written):
+    """The keys that the files of 2019 have, with small sizes."""
+    configure(
+        written,
+        **{"n_ctx": 32, "task_specific_params": {"text-generation": {"do_sample": True}}},
+        **{"output_past": True, "anything": None},
+    )
+    GPT2.from_pretrained(written)
+
+
+def test_missing_files_are_named(written):
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        (written / name).unlink(missing_ok=True)
+        if name == "model.safetensors":
+            (written / "pytorch_model.bin").write_bytes(b"")
+        read = read_tokenizer if name == "tokenizer.json" else GPT2.from_pretrained
+        with pytest.raises(FileNotFoundError, match=name) as caught:
+            read(written)
+        assert ("pickle" in str(caught.value)) == (name == "model.safetensors")
+    for text, message in (
+        ("{", "expected JSON"),
+        ("[]", "an object with names, got a list"),
+    ):
+        (written / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_config(written)
+
+
+def test_a_broken_tokenizer_is_refused(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected a tokenizer"):
+        read_tokenizer(tmp_path)
+
+
+def test_a_library_that_is_missing_is_named():
+    with pytest.raises(
+        ImportError, match=r"no_such_thing: .*pip install attnlib\[models\]"
+    ):
+        require_library("no_such_thing")
+
+
+def test_a_plan_fills_each_parameter_once(written):
+    model, names = GPT2(61, 32, 32, 4, 2), names_of(2, "transformer.")
+    with pytest.raises(ValueError, match=r"each parameter once, see norm\.gamma"):
+        short = {n: into for n, into in names.items() if into != "norm.gamma"}
+        load_into(model, read_tensors(written), short)
+    with pytest.raises(ValueError, match="each parameter once"):
+        twice = names | {"transformer.ln_f.bias": "norm.gamma"}
+        load_into(model, read_tensors(written), twice)
+
+
+def test_parts_and_transposes_go_where_they_belong(tmp_path):
+    torch.manual_seed(1)
+    whole = torch.randn(7, 4)
+    safetensors.save_file({"fused": whole}, tmp_path / "model.safetensors")
+    parts = {"a": torch.nn.Parameter(torch.zeros(4, 5))}
+    module = torch.nn.ParameterDict(parts | {"b": torch.nn.Parameter(torch.zeros(4, 2))})
+    module["b"].requires_grad_(False)
+    names = {"fused": Into(("a", "b"), transposed=True)}
+    load_into(module, read_tensors(tmp_path), names)
+    assert torch.equal(module["a"], whole[:5].T) and torch.equal(module["b"], whole[5:].T)
+    assert module["a"].requires_grad and not module["b"].requires_grad
+
+
+def test_progress_is_shown_when_it_is_slow(written, capsys):
+    GPT2.from_pretrained(written)
+    assert capsys.readouterr().err == ""
+    GPT2.from_pretrained(written, report=Progress(after=0.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(read_tensors(written))
+    assert lines[-1].startswith("attnlib: 100 % of ")
+    told = []
+    GPT2.from_pretrained(written, report=lambda *args: told.append(args))
+    assert (
+        told[-1][1]
+        == told[-1][2]
+        == sum(p.numel() for p in GPT2(61, 32, 32, 4, 2).parameters())
+    )
+
+
+MEASURE = """
+import resource, sys, torch
+from attnlib import GPT2
+GPT2(11, 4, 8, 1, 1)(torch.tensor([1]))  # what a first call takes is not the model's
+small = GPT2.from_pretrained(sys.argv[1] + "/small")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = GPT2.from_pretrained(sys.argv[1] + "/large")
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+numbers = [4 * p.numel() for p in model.parameters()]
+print((after - before) * 1024, sum(numbers))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_loading_takes_the_model_and_one_tensor(tmp_path):
+    largest = 0
+    for folder, sizes in (("small", (11, 4, 8, 1, 1)), ("large", (6000, 64, 768, 12, 4))):
+        model = GPT2(*sizes)
+        (tmp_path / folder).mkdir()
+        here, tensors = dict(model.named_parameters()), {}
+        for name, into in names_of(sizes[4]).items():
+            into = into if isinstance(into, Into) else Into((into,))
+            parts = [here[p].detach() for p in into.parameters]
+            tensors[name] = torch.cat(parts, dim=-1).contiguous()
+        largest = max(4 * t.numel() for t in tensors.values())
+        safetensors.save_file(tensors, tmp_path / folder / "model.safetensors")
+        names = ("vocab_size", "n_positions", "n_embd", "n_head", "n_layer")
+        config = {"model_type": "gpt2", "layer_norm_epsilon": 1e-5}
+        config |= dict(zip(names, sizes, strict=True))
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-c", textwrap.dedent(MEASURE), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, size = map(int, done.stdout.split())
+    assert peak < size + largest + 8e6, f"{peak / 1e6:.0f} MB for {size / 1e6:.0f} MB"
+
+
+def test_a_head_is_off_within_and_on_again_behind(written):
+    model = GPT2.from_pretrained(written)
+    ids = torch.randint(61, (1, 12))
+    before = model(ids)
+    kept = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError), without_head(model, 1, 2):
+        assert (model(ids) - before).abs().max() > 1e-3
+        off = model.blocks[1].attention.out_proj.W.chunk(4)
+        assert [bool(rows.any()) for rows in off] == [True, True, False, True]
+        raise RuntimeError
+    assert all(map(torch.equal, kept, model.parameters()))
+    for block, head, name in ((2, 0, "block"), (0, 4, "head"), (-1, 0, "block")):
+        with pytest.raises(ValueError, match=name), without_head(model, block, head):
+            pass
