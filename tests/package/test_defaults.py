@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnlib
+from attnlib.gpt2 import gelu_tanh
 
 BLOCK = {"dropout": 0.0, "norm_first": True, "activation": torch.relu}
 DRAWN = {"temperature": 1.0}
@@ -77,6 +78,11 @@ DEFAULTS = {
     "paged.paged_attention": {"causal": True, "enable_gqa": False},
     "paged.split_attention": {"causal": False, "return_lse": False},
     "projection.Projection": {"bias": True},
+    "checkpoint.Into": {"transposed": False},
+    "checkpoint.Progress": {"after": 2.0},
+    "checkpoint.load_into": {"ignored": ()},
+    "gpt2.GPT2": {"activation": gelu_tanh, "eps": 1e-5},
+    "gpt2.names_of": {"prefix": ""},
     "checks.refuse_bad_positions": {"rotary": True},
     "grouped_query.LatentAttention": {"base": 10000.0},
     "testing.check_window_kept": {"dtype": torch.float64},
