@@ -8,7 +8,7 @@ from attnlib.backprop import LayerNorm, RMSNormLayer
 READ = """figure => {
     const {token, gradient} = figure.dataset;
     const ends = css => { const l = figure.querySelector(css); return [l.x2.baseVal.value
-        - l.x1.baseVal.value, l.y1.baseVal.value - l.y2.baseVal.value].map(v => v / 20); };
+        - l.x1.baseVal.value, l.y1.baseVal.value - l.y2.baseVal.value].map(v => v / 18); };
     return {token: JSON.parse(token), gradient: JSON.parse(gradient), out: ends(".out"),
         into: ends(".into"), say: figure.querySelector(".say").textContent,
         cells: [...figure.querySelectorAll("td")].map(e => e.textContent)};
