@@ -551,6 +551,11 @@ def rotary_of(config: Mapping[str, Any], d_k: int) -> RotaryPositions:
 
     Source: chapter 21; chapter 16, eq-by-parts.
     """
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name) or {}, dict):
+            raise TypeError(
+                f"config.json: expected {name} as an object, got {config[name]!r}"
+            )
     asked = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if config.get("rope_parameters") and config.get("rope_scaling") not in (None, asked):
         raise ValueError("config.json: expected rope_scaling as rope_parameters, or null")
@@ -573,6 +578,8 @@ def rotary_of(config: Mapping[str, Any], d_k: int) -> RotaryPositions:
         neutral = (name, value) in (("truncate", True), ("partial_rotary_factor", 1.0))
         if value is not None and not neutral and name not in (*needed, *allowed):
             raise ValueError(f"config.json: rope_type {kind!r}: {name} is not supported")
+        if name in (*needed, *allowed) and type(value) not in (int, float, type(None)):
+            raise TypeError(f"config.json: expected {name} as a number, got {value!r}")
     options: dict[str, Any] = {"scaling": scaling}
     if scaling:
         options["factor"] = float(asked["factor"])

@@ -192,6 +192,8 @@ REFUSED = {
     "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     "part, in the rope": (rope("default", partial_rotary_factor=0.5), "partial_rotary"),
     "an unknown number": (rope("linear", factor=2.0, slope=1.0), "'linear': slope"),
+    "a word for a rope": ({"rope_scaling": "linear"}, "rope_scaling as an object"),
+    "a word for a factor": (rope("linear", factor="two"), "factor as a number"),
     "no factor": (rope("linear"), "factor for rope_type 'linear'"),
     "not truncated": (rope("yarn", **YARN, truncate=False), "truncate"),
     "two bases": (rope("default") | {"rope_theta": 1e4}, "one rope_theta"),
