@@ -553,9 +553,8 @@ def rotary_of(config: Mapping[str, Any], d_k: int) -> RotaryPositions:
     """
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name) or {}, dict):
-            raise TypeError(
-                f"config.json: expected {name} as an object, got {config[name]!r}"
-            )
+            got = config[name]
+            raise TypeError(f"config.json: expected {name} as an object, got {got!r}")
     asked = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if config.get("rope_parameters") and config.get("rope_scaling") not in (None, asked):
         raise ValueError("config.json: expected rope_scaling as rope_parameters, or null")
