@@ -166,7 +166,14 @@ def test_other_heads_and_caches_give_the_same(tmp_path):
         Llama.from_pretrained(tmp_path, attention=FlashAttention(causal=True))
 
 
-def test_weights_and_export(tmp_path):
+def test_the_whole_model_goes_to_a_device(tmp_path):
+    _, ours = pair("Llama 3", tmp_path, device="meta")
+    placed = [*ours.parameters(), *ours.buffers()]
+    assert {x.device.type for x in placed} == {"meta"}
+    assert any(x is ours.positions.omega for x in placed)
+
+
+def test_weights_on_request(tmp_path):
     _, ours = pair("Qwen 3", tmp_path)
     ids = ids_of(2, 7)
     logits, weights = ours(ids, return_weights=True)
