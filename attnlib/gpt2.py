@@ -108,7 +108,7 @@ class GPT2(LanguageModel):
         eps: ε of all norms.
 
     Raises:
-        TypeError, ValueError: see `LanguageModel`.
+        TypeError, ValueError: see `LanguageModel`; or eps below 0.
 
     Source: chapter 20, eq-gpt2-parameters; Radford et al. (2019).
     """
@@ -127,6 +127,8 @@ class GPT2(LanguageModel):
     ) -> None:
         sizes = (vocab_size, context_length, embed_dim, num_heads, num_layers, d_ff)
         super().__init__(*sizes, attention, activation=activation)
+        if not eps >= 0:
+            raise ValueError(f"eps: expected a number of at least 0, got {eps}")
         for part in self.modules():
             if isinstance(part, LayerNorm):
                 part.eps = eps
