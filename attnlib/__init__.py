@@ -18,10 +18,12 @@ from attnlib.flash_triton import (
     paged_attention_triton,
 )
 from attnlib.fused import fused_attention
+from attnlib.gated_feed_forward import GatedFeedForward
 from attnlib.generation import sample
 from attnlib.gpt2 import GPT2
 from attnlib.grouped_query import LatentAttention, WindowCache, add_sink
 from attnlib.layer_norm import LayerNorm
+from attnlib.llama import Llama
 from attnlib.masks import (
     apply_mask,
     causal_mask,
@@ -46,6 +48,7 @@ from attnlib.paged import (
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
+from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions, rotate
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
@@ -115,6 +118,10 @@ __all__ = [
     "split_attention",
     # Chapter 20: GPT-2, from its own file
     "GPT2",
+    # Chapter 21: Llama
+    "GatedFeedForward",
+    "Llama",
+    "RMSNorm",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

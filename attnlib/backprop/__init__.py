@@ -1,4 +1,4 @@
-"""Every backward pass by hand, in NumPy and without autograd (chapters 10 to 12).
+"""Every backward pass by hand, in NumPy and without autograd (chapters 10 to 12, and 21).
 
 A layer has `forward`, which remembers what is needed, `backward(d_output)`, which gives the
 gradients of its inputs, and `parameters()` and `gradients()` with the same keys. The names
@@ -16,6 +16,7 @@ from attnlib.backprop.cross_entropy import CrossEntropy
 from attnlib.backprop.dropout import Dropout
 from attnlib.backprop.embedding import Embedding
 from attnlib.backprop.feed_forward import FeedForwardNetwork, ReLU
+from attnlib.backprop.gated_feed_forward import GatedFeedForwardLayer, SiLU
 from attnlib.backprop.gradient_check import (
     complex_step,
     finite_differences,
@@ -26,6 +27,7 @@ from attnlib.backprop.layer_norm import LayerNorm
 from attnlib.backprop.multi_head import MultiHeadAttention
 from attnlib.backprop.optimizers import SGD, Adam
 from attnlib.backprop.projection import Projection
+from attnlib.backprop.rms_norm import RMSNormLayer
 from attnlib.backprop.transformer import LanguageModel, TransformerBlock
 
 __all__ = [
@@ -53,4 +55,8 @@ __all__ = [
     "MultiHeadAttention",
     "SGD",
     "TransformerBlock",
+    # Chapter 21: Llama
+    "GatedFeedForwardLayer",
+    "RMSNormLayer",
+    "SiLU",
 ]

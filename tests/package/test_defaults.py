@@ -20,7 +20,9 @@ DEFAULTS = {
     "backprop.gradient_check.gradient_check": {"step": 1e-3, "tolerance": 1e-8, "seed": 0},
     "backprop.base.Layer.train": {"mode": True},
     "backprop.feed_forward.FeedForwardNetwork": {"dropout": 0.0},
+    "backprop.gated_feed_forward.GatedFeedForwardLayer": {"bias": False},
     "backprop.layer_norm.LayerNorm": {"eps": 1e-5},
+    "backprop.rms_norm.RMSNormLayer": {"eps": 1e-6},
     "backprop.projection.Projection": {"bias": True},
     "backprop.checks.refuse_bad_tokens": {"dims": 1},
     "backprop.multi_head.MultiHeadAttention": {"bias": True},
@@ -45,7 +47,19 @@ DEFAULTS = {
     "flash_triton.paged.paged_attention_triton": {
         **{"causal": True, "split_size": 256, "enable_gqa": False},
     },
+    "gated_feed_forward.GatedFeedForward": {
+        "activation": torch.nn.functional.silu,
+        "bias": False,
+    },
     "layer_norm.LayerNorm": {"eps": 1e-5},
+    "llama.Llama": {
+        **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},
+        **{"out_bias": False, "ffn_bias": False, "head_norm": False},
+    },
+    "llama.Llama.forward": {"return_weights": False},
+    "llama.Llama.read": {"return_weights": False},
+    "llama.LlamaAttention": {"bias": False, "out_bias": False},
+    "llama.LlamaBlock": {"eps": 1e-6, "ffn_bias": False},
     "multi_head.MultiHeadAttention": {"bias": True},
     "multi_head.MultiHeadAttention.forward": {"need_weights": True},
     "masks.mask_from_torch": {"num_heads": 1},
@@ -72,6 +86,7 @@ DEFAULTS = {
     "checks.refuse_bad_positions": {"rotary": True},
     "grouped_query.LatentAttention": {"base": 10000.0},
     "testing.check_window_kept": {"dtype": torch.float64},
+    "rms_norm.RMSNorm": {"eps": 1e-6},
     "rotary.RotaryPositions": {
         "base": 10000.0,
         "interleaved": False,

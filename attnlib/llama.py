@@ -1,0 +1,595 @@
+# Made from book/21_llama.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Llama and its relatives, made of the book's parts, and read from their folders.
+
+Derived in chapter 21, "Llama" (book/21_llama.ipynb).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlib.checkpoint import (
+    Into,
+    Report,
+    load_into,
+    read_config,
+    read_tensors,
+    refuse_unknown_config,
+)
+from attnlib.checks import (
+    CacheLike,
+    require_caches,
+    require_causal,
+    require_count,
+    require_ids,
+    require_kv_heads,
+    require_padding,
+    require_rotary,
+    require_sizes,
+)
+from attnlib.gated_feed_forward import GatedFeedForward
+from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary, make_heads
+from attnlib.projection import Projection
+from attnlib.rms_norm import RMSNorm
+from attnlib.rotary import RotaryPositions
+from attnlib.scaled_dot_product import ScaledDotProductAttention
+from attnlib.transformer import LanguageModel, TransformerBlock, padded_places
+
+
+class NormedProjection(Projection):
+    """A projection to heads, each of which then has a mean square of 1, times a scale.
+
+    Args:
+        in_features, out_features, bias: as for `Projection`.
+        d_k: features of a head, a divisor of out_features.
+        eps: of the norm.
+
+    Attributes:
+        norm: `RMSNorm(d_k, eps)`, the same for all heads.
+
+    Source: chapter 21, eq-head-norm; Henry et al. (2020).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, d_k: int, eps: float
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.norm = RMSNorm(d_k, eps)
+
+    def forward(
+        self, input: Float[Tensor, "*batch in_features"]
+    ) -> Float[Tensor, "*batch out_features"]:
+        """Output (..., out_features) of input (..., in_features)."""
+        heads = super().forward(input).unflatten(-1, (-1, len(self.norm.gamma)))
+        return self.norm(heads).flatten(-2)
+
+
+class LlamaAttention(MultiHeadAttention):
+    """Multi-head attention whose heads may have any width, and norms on queries and keys.
+
+    Args:
+        embed_dim, num_heads, attention, rotary, num_kv_heads: as for `MultiHeadAttention`.
+        bias: whether the projections to queries, keys and values have a bias.
+        out_bias: whether the output projection has one.
+        d_k: features of a head; `None` means embed_dim / num_heads.
+        head_norm: ε of the norms of queries and keys; `None` means that there are none.
+
+    Attributes:
+        q_proj, k_proj: `Projection` or `NormedProjection` layers, to num_heads · d_k and
+            num_kv_heads · d_k features.
+        v_proj, out_proj: `Projection` layers.
+
+    Raises:
+        ValueError: see `MultiHeadAttention`; embed_dim need not be divisible if d_k is
+            given.
+
+    Source: chapter 21, eq-llama-block, eq-head-norm.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: AttentionLike | None = None,
+        bias: bool = False,
+        rotary: Rotary | None = None,
+        num_kv_heads: int | None = None,
+        *,
+        out_bias: bool = False,
+        d_k: int | None = None,
+        head_norm: float | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # other projections; forward is chapter 5's
+        d_k = require_head_width(embed_dim, num_heads, d_k)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.num_kv_heads = require_kv_heads(num_kv_heads, num_heads)
+        q_dim, kv_dim = num_heads * d_k, self.num_kv_heads * d_k
+        if head_norm is None:
+            self.q_proj = Projection(embed_dim, q_dim, bias)
+            self.k_proj = Projection(embed_dim, kv_dim, bias)
+        else:
+            self.q_proj = NormedProjection(embed_dim, q_dim, bias, d_k, head_norm)
+            self.k_proj = NormedProjection(embed_dim, kv_dim, bias, d_k, head_norm)
+        self.v_proj = Projection(embed_dim, kv_dim, bias)
+        self.out_proj = Projection(q_dim, embed_dim, out_bias)
+        self.attention = make_heads(attention, num_heads)
+        self.rotary = require_rotary(rotary)
+
+
+def require_head_width(embed_dim: int, num_heads: int, d_k: int | None) -> int:
+    """Returns the features of a head, by default embed_dim / num_heads.
+
+    Raises:
+        TypeError: d_k is no whole number.
+        ValueError: d_k below 1, or embed_dim not divisible by num_heads without a d_k.
+
+    Source: chapter 21.
+    """
+    require_sizes(embed_dim=embed_dim, num_heads=num_heads)
+    if d_k is not None:
+        return require_count("d_k", d_k)
+    if embed_dim % num_heads:
+        wanted = f"a multiple of num_heads = {num_heads}, or a d_k"
+        raise ValueError(f"embed_dim: expected {wanted}, got {embed_dim}")
+    return embed_dim // num_heads
+
+
+class LlamaBlock(TransformerBlock):
+    """Attention, then a gated network, each behind an RMS norm and beside a residual path.
+
+    Args:
+        embed_dim, num_heads: as for `TransformerBlock`.
+        d_ff: hidden features of the gated network.
+        eps: ε of the norms.
+        ffn_bias: whether the gated network has biases.
+        options: of `LlamaAttention`.
+
+    Attributes:
+        attention, feed_forward: `LlamaAttention` and `GatedFeedForward`.
+        norm_1, norm_2: `RMSNorm(embed_dim, eps)`.
+
+    Source: chapter 21, eq-llama-block; Touvron et al. (2023).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        d_ff: int,
+        *,
+        eps: float = 1e-6,
+        ffn_bias: bool = False,
+        **options: Any,
+    ) -> None:
+        nn.Module.__init__(self)  # other parts; forward is chapter 9's
+        self.dropout, self.norm_first = 0.0, True
+        self.norm_1, self.norm_2 = RMSNorm(embed_dim, eps), RMSNorm(embed_dim, eps)
+        self.attention = LlamaAttention(embed_dim, num_heads, **options)
+        self.feed_forward = GatedFeedForward(embed_dim, d_ff, bias=ffn_bias)
+
+
+class Llama(LanguageModel):
+    """A language model in the form of Llama: logits of each token given those before it.
+
+    Args:
+        vocab_size, context_length, embed_dim, num_heads, num_layers: as for
+            `LanguageModel`.
+        d_ff: hidden features of the gated network.
+        num_kv_heads: heads of keys and values; `None` means num_heads.
+        d_k: features of a head; `None` means embed_dim / num_heads.
+        rotary: what turns queries and keys; `None` means `RotaryPositions(d_k)`.
+        window: how many tokens a query sees, itself included; `None` means all.
+        attention: what a head is, see `make_heads`; it must have causal=True, and the
+            window. Each block gets a copy of its own. `None` means the causal scaled dot
+            product with this window and dropout.
+        dropout: probability of dropping a weight, in training only.
+        tied: whether the embedding also makes the logits.
+        eps: ε of the norms.
+        qkv_bias, out_bias, ffn_bias: which projections have biases.
+        head_norm: whether queries and keys are normalized.
+
+    Attributes:
+        token_embedding: `nn.Embedding`.
+        positions: as rotary.
+        blocks: the blocks, each a `LlamaBlock`.
+        norm: `RMSNorm` after the last block.
+        head: `Projection(embed_dim, vocab_size)` without bias, or `None` if tied.
+
+    Raises:
+        TypeError, ValueError: a size below 1, heads that do not fit, attention that is not
+            causal or has another window.
+
+    Source: chapter 21, eq-llama-block; Touvron et al. (2023).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        embed_dim: int,
+        num_heads: int,
+        num_layers: int,
+        d_ff: int,
+        *,
+        num_kv_heads: int | None = None,
+        d_k: int | None = None,
+        rotary: nn.Module | None = None,
+        window: int | None = None,
+        attention: AttentionLike | None = None,
+        dropout: float = 0.0,
+        tied: bool = False,
+        eps: float = 1e-6,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        ffn_bias: bool = False,
+        head_norm: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)  # other parts; generate is chapter 9's
+        require_sizes(vocab_size=vocab_size, context_length=context_length)
+        require_sizes(num_layers=num_layers)
+        d_k = require_head_width(embed_dim, num_heads, d_k)
+        self.context_length, self.dropout = context_length, 0.0
+        self.token_embedding = nn.Embedding(vocab_size, embed_dim)
+        nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
+        self.positions = RotaryPositions(d_k) if rotary is None else rotary
+        if attention is None:
+            attention = ScaledDotProductAttention(dropout, causal=True, window=window)
+        require_same_window(attention, window)
+        options = {"eps": eps, "ffn_bias": ffn_bias, "bias": qkv_bias, "d_k": d_k}
+        options |= {"out_bias": out_bias, "head_norm": eps if head_norm else None}
+        options |= {"rotary": self.positions, "num_kv_heads": num_kv_heads}
+        self.blocks = nn.ModuleList(
+            LlamaBlock(
+                embed_dim, num_heads, d_ff, attention=copy.deepcopy(attention), **options
+            )
+            for _ in range(num_layers)
+        )
+        require_causal(self.blocks[0].attention.attention)
+        self.norm = RMSNorm(embed_dim, eps)
+        self.head = None if tied else Projection(embed_dim, vocab_size, bias=False)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        return_weights: bool = False,
+        cache: Sequence[CacheLike] | None = None,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    ) -> (
+        Float[Tensor, "*batch tokens vocab_size"]
+        | tuple[Float[Tensor, "*batch tokens vocab_size"], list[list[Tensor | None] | None]]
+    ):
+        """Logits of the next token at each position; see `LanguageModel.forward`."""
+        x, per_block = self.read(ids, return_weights, cache, padding)
+        logits = self.logits(x)
+        return (logits, per_block) if return_weights else logits
+
+    def read(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        return_weights: bool = False,
+        cache: Sequence[CacheLike] | None = None,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    ) -> tuple[Float[Tensor, "*batch tokens embed_dim"], list[list[Tensor | None] | None]]:
+        """What the last block and the norm make of the tokens, and the weights asked for.
+
+        Args, Raises: see `LanguageModel.forward`.
+        """
+        require_ids(ids, self.context_length)
+        start, mask, caches = 0, None, [None] * len(self.blocks)
+        if cache is not None:
+            start = require_caches(cache, len(self.blocks), ids, self.context_length)
+            caches = cache
+        turned: Tensor | int = start
+        if padding is not None:
+            padding = require_padding(padding, ids)
+            turned, mask = padded_places(padding, start, start + ids.shape[-1])
+        x, per_block = self.token_embedding(ids), []
+        for block, held in zip(self.blocks, caches, strict=True):
+            x = block(x, mask, return_weights, held, turned)
+            if return_weights:
+                x, weights = x
+                per_block.append(weights)
+        return self.norm(x), per_block
+
+    def logits(
+        self, x: Float[Tensor, "*batch embed_dim"]
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits, by the head or by the embedding."""
+        if self.head is None:
+            return F.linear(x, self.token_embedding.weight)
+        return self.head(x)
+
+    def last_logits(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        cache: Sequence[CacheLike] | Literal[False],
+        padding: Int[Tensor, " batch"] | None,
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits after the last token only, from the tokens that a cache does not hold."""
+        cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
+        known = cut if cache is False else len(cache[0])
+        front = None if padding is None else (padding - cut).clamp(min=0)
+        x, _ = self.read(ids[..., known:], cache=cache or None, padding=front)
+        return self.logits(x[..., -1, :])
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        attention: AttentionLike | None = None,
+        report: Report | None = None,
+    ) -> "Llama":
+        """The model of a folder with config.json and safetensors files, in `eval()`.
+
+        Llama, Mistral, Qwen 2 and Qwen 3 are understood, as far as they have no experts.
+        Everything is compared before memory is taken for the first tensor.
+
+        Args:
+            folder: where the files are.
+            dtype: of the model; `None` means that of the files.
+            device: where it goes; `None` means the CPU.
+            attention: as for `Llama`.
+            report: told after each tensor, see `load_into`.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            TypeError, ValueError: a file is damaged; the configuration asks for something
+                that is not supported; a tensor is missing, in surplus, or does not fit.
+        """
+        arguments = llama_arguments(read_config(folder))
+        tensors = read_tensors(folder)
+        with torch.device("meta"):  # shapes without memory
+            model = cls(**arguments, attention=attention)
+        names = llama_names(model)
+        options = {"ignored": not_needed(model), "dtype": dtype, "device": device}
+        load_into(model, tensors, names, **options, report=report)
+        model.positions.to(device or "cpu")
+        return model.eval()
+
+
+def require_same_window(attention: AttentionLike, window: int | None) -> None:
+    """Refuses heads that see another number of tokens than the model.
+
+    Raises:
+        ValueError: the window of a head is another one.
+
+    Source: chapter 21.
+    """
+    heads = attention if isinstance(attention, list | tuple) else [attention]
+    for head in heads:
+        has = getattr(head, "window", None)
+        if not isinstance(head, type) and has != window:
+            raise ValueError(f"attention: expected window={window}, got {has}")
+
+
+# Our parts, and what they are called in the files.
+NAMES = {
+    "token_embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "norm_1": "input_layernorm",
+    "norm_2": "post_attention_layernorm",
+    "attention.q_proj": "self_attn.q_proj",
+    "attention.k_proj": "self_attn.k_proj",
+    "attention.v_proj": "self_attn.v_proj",
+    "attention.out_proj": "self_attn.o_proj",
+    "attention.q_proj.norm": "self_attn.q_norm",
+    "attention.k_proj.norm": "self_attn.k_norm",
+    "feed_forward.gate_proj": "mlp.gate_proj",
+    "feed_forward.up_proj": "mlp.up_proj",
+    "feed_forward.down_proj": "mlp.down_proj",
+}
+
+
+def llama_names(model: Llama) -> dict[str, Into]:
+    """For each tensor of the files the parameter that it becomes.
+
+    Source: chapter 21.
+    """
+    names = {}
+    for name, _ in model.named_parameters():
+        part, _, last = name.rpartition(".")  # blocks.3.norm_1, gamma
+        front = ""
+        if part.startswith("blocks."):
+            _, number, part = part.split(".", 2)
+            front = f"model.layers.{number}."
+        theirs = f"{front}{NAMES[part]}.{'bias' if last == 'b' else 'weight'}"
+        names[theirs] = Into((name,), transposed=last == "W")
+    return names
+
+
+def not_needed(model: Llama) -> set[str]:
+    """Names that a file may have and the model does not need.
+
+    Older files hold the speeds of the pairs, which follow from config.json; and a tied
+    model's may hold the embedding a second time, as the head.
+
+    Source: chapter 21.
+    """
+    speeds = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+    names = {speeds.format(number) for number in range(len(model.blocks))}
+    return names | ({"lm_head.weight"} if model.head is None else set())
+
+
+# What a config.json must say, what else is read, and what changes nothing here.
+NEEDED: dict[str, type | tuple[type, ...]] = {
+    "model_type": str,
+    "vocab_size": int,
+    "max_position_embeddings": int,
+    "hidden_size": int,
+    "num_attention_heads": int,
+    "num_hidden_layers": int,
+    "intermediate_size": int,
+    "rms_norm_eps": (float, int),
+}
+READ = ("num_key_value_heads", "head_dim", "attention_dropout", "tie_word_embeddings")
+READ += ("rope_theta", "rope_scaling", "rope_parameters")
+NOTES = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
+NOTES += ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "use_cache")
+NOTES += ("pretraining_tp", "output_attentions", "output_hidden_states", "return_dict")
+WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+FAMILIES = {  # what is read of each besides
+    "llama": ("attention_bias", "mlp_bias"),
+    "mistral": ("sliding_window",),
+    "qwen2": WINDOWED,
+    "qwen3": ("attention_bias", *WINDOWED),
+}
+FIXED = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,), "use_mrope": (False,)}
+TRUTHS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
+COUNTS = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers")
+
+
+def llama_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Llama` that a config.json asks for.
+
+    Raises:
+        TypeError, ValueError: a name is missing or unknown, or asks for something that is
+            not supported.
+
+    Source: chapter 21.
+    """
+    family = config.get("model_type")
+    fixed = FIXED | {"model_type": tuple(FAMILIES)}
+    if family == "mistral":
+        fixed |= {"attention_bias": (False,)}
+    refuse_unknown_config(
+        config, NEEDED, fixed, READ + NOTES + FAMILIES.get(family, WINDOWED)
+    )
+    for name in TRUTHS:
+        if not isinstance(config.get(name) or False, bool):
+            got = config[name]
+            raise TypeError(f"config.json: expected {name} as true or false, got {got!r}")
+    for name in COUNTS:
+        if config.get(name) is not None:
+            require_count(f"config.json: {name}", config[name], least=0)
+    if family != "llama" and config.get("num_key_value_heads") is None:
+        raise ValueError("config.json: expected num_key_value_heads, which is missing")
+    embed_dim, heads = config["hidden_size"], config["num_attention_heads"]
+    d_k = require_head_width(embed_dim, heads, config.get("head_dim"))
+    biased = bool(config.get("attention_bias"))
+    return {
+        "vocab_size": config["vocab_size"],
+        "context_length": config["max_position_embeddings"],
+        "embed_dim": embed_dim,
+        "num_heads": heads,
+        "num_layers": config["num_hidden_layers"],
+        "d_ff": config["intermediate_size"],
+        "num_kv_heads": config.get("num_key_value_heads"),
+        "d_k": d_k,
+        "rotary": rotary_of(config, d_k),
+        "window": window_of(config),
+        "dropout": config.get("attention_dropout") or 0.0,
+        "tied": bool(config.get("tie_word_embeddings")),
+        "eps": config["rms_norm_eps"],
+        "qkv_bias": family == "qwen2" or biased,
+        "out_bias": biased,
+        "ffn_bias": bool(config.get("mlp_bias")),
+        "head_norm": family == "qwen3",
+    }
+
+
+def window_of(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a query sees, the same in all blocks; `None` if all.
+
+    Raises:
+        ValueError: it is not said, or blocks would differ.
+
+    Source: chapter 21; chapter 18, eq-window-visible.
+    """
+    family, window = config["model_type"], config.get("sliding_window")
+    if family == "mistral":
+        if "sliding_window" not in config:
+            raise ValueError("config.json: expected sliding_window, which is missing")
+        return window
+    if not config.get("use_sliding_window"):
+        window = None
+    kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is None:
+        first = config.get("max_window_layers", 28) if window else layers
+        kinds = [("full", "sliding")[number >= first] for number in range(layers)]
+        kinds = [f"{kind}_attention" for kind in kinds]
+    if len(kinds) != layers or len(set(kinds)) > 1:
+        raise ValueError(
+            f"config.json: expected layer_types with {layers} equal entries, got {kinds}: "
+            "windows that differ are not supported"
+        )
+    if kinds[0] not in ("full_attention", "sliding_attention"):
+        raise ValueError(f"config.json: layer_types: {kinds[0]!r} is not supported")
+    if kinds[0] == "full_attention":
+        return None
+    if not window:
+        raise ValueError("config.json: expected sliding_window, as layer_types has some")
+    return window
+
+
+# For each kind of scaling its name here, what it needs, and what it may have.
+SCALED = ("factor", "original_max_position_embeddings")
+YARN = ("beta_slow", "beta_fast", "attention_factor")
+ROPES = {
+    "default": (None, (), ()),
+    "linear": ("linear", ("factor",), ()),
+    "llama3": ("llama3", (*SCALED, "low_freq_factor", "high_freq_factor"), ()),
+    "yarn": ("yarn", ("factor",), (SCALED[1], *YARN)),
+}
+
+
+def rotary_of(config: Mapping[str, Any], d_k: int) -> RotaryPositions:
+    """What turns queries and keys, with the scaling that config.json asks for.
+
+    Raises:
+        ValueError: a kind of scaling, or a number of it, that is unknown or missing, or
+            said twice in different ways.
+
+    Source: chapter 21; chapter 16, eq-by-parts.
+    """
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name) or {}, dict):
+            got = config[name]
+            raise TypeError(f"config.json: expected {name} as an object, got {got!r}")
+    asked = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if config.get("rope_parameters") and config.get("rope_scaling") not in (None, asked):
+        raise ValueError("config.json: expected rope_scaling as rope_parameters, or null")
+    bases = [asked.pop("rope_theta", None), config.get("rope_theta")]
+    bases = {float(base) for base in bases if base is not None} or {10000.0}
+    if len(bases) > 1:
+        raise ValueError(f"config.json: expected one rope_theta, got {sorted(bases)}")
+    old_name = asked.pop("type", "default")
+    kind = asked.pop("rope_type", old_name)
+    if kind not in ROPES:
+        wanted = ", ".join(map(repr, ROPES))
+        raise ValueError(
+            f"config.json: expected rope_type as one of {wanted}, got {kind!r}, which is "
+            "not supported"
+        )
+    scaling, needed, allowed = ROPES[kind]
+    if missing := [name for name in needed if asked.get(name) is None]:
+        raise ValueError(f"config.json: expected {missing[0]} for rope_type {kind!r}")
+    for name, value in asked.items():
+        neutral = (name, value) in (("truncate", True), ("partial_rotary_factor", 1.0))
+        if value is not None and not neutral and name not in (*needed, *allowed):
+            raise ValueError(f"config.json: rope_type {kind!r}: {name} is not supported")
+        if name in (*needed, *allowed) and type(value) not in (int, float, type(None)):
+            raise TypeError(f"config.json: expected {name} as a number, got {value!r}")
+    options: dict[str, Any] = {"scaling": scaling}
+    if scaling:
+        options["factor"] = float(asked["factor"])
+    if kind in ("llama3", "yarn"):
+        length = asked.get("original_max_position_embeddings")
+        options["original_length"] = length or config["max_position_embeddings"]
+    if kind == "llama3":
+        turns = asked["low_freq_factor"], asked["high_freq_factor"]
+        options["turns"] = tuple(map(float, turns))
+    elif kind == "yarn":
+        turns = asked.get("beta_slow") or 1, asked.get("beta_fast") or 32
+        options["turns"] = tuple(map(float, turns))
+        options["magnitude"] = asked.get("attention_factor")
+    return RotaryPositions(d_k, bases.pop(), **options)

@@ -1,0 +1,313 @@
+"""Llama and its relatives, judged by transformers on tiny random models."""
+
+import json
+
+import pytest
+import torch
+
+from attnlib import (
+    FlashAttention,
+    Llama,
+    RotaryPositions,
+    ScaledDotProductAttention,
+    WindowCache,
+)
+from attnlib.llama import llama_arguments
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"max_position_embeddings": 128}
+
+
+def rope(kind, **options):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 5e4, **options}}
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 32}
+SLIDING = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+FAST = {"beta_fast": 4.0, "beta_slow": 2.0}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+MODELS = {
+    "Llama": ("Llama", {}),
+    "Llama, all heads": ("Llama", {"num_key_value_heads": 4}),
+    "Llama, one head of keys, tied": (
+        *("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    ),
+    "Llama 3": ("Llama", rope("llama3", **LLAMA3)),
+    "Llama, linear": ("Llama", rope("linear", factor=2.5)),
+    "Llama, yarn": ("Llama", rope("yarn", **YARN)),
+    "Llama, yarn's options": (
+        *(
+            "Llama",
+            rope("yarn", **YARN, beta_fast=4.0, beta_slow=2.0, attention_factor=1.3),
+        ),
+    ),
+    "Llama, wide heads": ("Llama", {"head_dim": 12}),
+    "Llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "Mistral": ("Mistral", {"sliding_window": 5}),
+    "Mistral, no window": ("Mistral", {"sliding_window": None}),
+    "Qwen 2": ("Qwen2", {}),
+    "Qwen 2, windows": ("Qwen2", SLIDING),
+    "Qwen 3": ("Qwen3", {"head_dim": 8}),
+    "Qwen 3, biases, tied": (
+        *("Qwen3", {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+    ),
+    "Qwen 3, windows": ("Qwen3", {"head_dim": 8} | SLIDING),
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def theirs(name, **options):
+    transformers = pytest.importorskip("transformers")
+    family, asked = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**SIZES | asked | options)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and gains, too, and large logits
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def saved(model, folder, **options):
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def pair(name, folder, **options):
+    model = theirs(name)
+    return model, Llama.from_pretrained(saved(model, folder), **options)
+
+
+def ids_of(*shape, seed=1):
+    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@each_model
+def test_logits_and_gradients_are_those_of_transformers(name, tmp_path):
+    model, ours = pair(name, tmp_path)
+    ids = ids_of(2, 17)
+    logits, expected = ours(ids), model(ids).logits
+    assert torch.allclose(logits, expected, rtol=0, atol=1e-5)
+    weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+    (logits * weight).sum().backward()
+    (expected * weight).sum().backward()
+    from attnlib.llama import llama_names
+
+    mine, other = dict(ours.named_parameters()), dict(model.named_parameters())
+    names = llama_names(ours)
+    assert names.keys() == other.keys()
+    for their_name, into in names.items():
+        found, wanted = mine[into.parameters[0]].grad, other[their_name].grad
+        wanted = wanted.T if into.transposed else wanted
+        scale = wanted.abs().max().clamp(min=1e-3)
+        assert (found - wanted).abs().max() < 1e-5 * scale.clamp(min=1), their_name
+
+
+@each_model
+@pytest.mark.parametrize("cache", [False, True])
+def test_greedy_text_is_theirs(name, cache, tmp_path):
+    model, ours = pair(name, tmp_path)
+    ids = ids_of(2, 6)
+    expected = model.generate(
+        ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert torch.equal(ours.generate(ids, 20, temperature=0.0, cache=cache), expected)
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Mistral", "Qwen 2", "Qwen 3"])
+def test_padding_in_front(name, tmp_path):
+    model, ours = pair(name, tmp_path)
+    ids, padding = ids_of(3, 9), torch.tensor([0, 3, 7])
+    seen = (torch.arange(9) >= padding[:, None]).long()
+    positions = (seen.cumsum(-1) - 1).clamp(min=0)
+    logits = model(ids, attention_mask=seen, position_ids=positions).logits
+    real = seen.bool()
+    assert torch.allclose(ours(ids, padding=padding)[real], logits[real], rtol=0, atol=1e-5)
+    text = ours.generate(ids, 8, temperature=0.0, cache=True, padding=padding)
+    for row, front in zip(text, padding, strict=True):
+        alone = ours.generate(row[front:9], 8, temperature=0.0)
+        assert torch.equal(row[front:], alone)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen 2", "Qwen 3", "Mistral"])
+def test_bfloat16_is_kept_and_close(name, tmp_path):
+    model = theirs(name).bfloat16()
+    ours = Llama.from_pretrained(saved(model, tmp_path))
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    ids = ids_of(2, 17)
+    wide = Llama.from_pretrained(tmp_path, dtype=torch.float32)(ids)
+    size = wide.abs().max()
+    assert (ours(ids) - model(ids).logits).abs().max() < 0.04 * size
+    assert (ours(ids) - wide).abs().mean() < 1.5 * (model(ids).logits - wide).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Llama, one head of keys, tied", "Qwen 2"])
+def test_several_files_are_one_model(name, tmp_path):
+    model = theirs(name)
+    saved(model, tmp_path, max_shard_size="8KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    ids = ids_of(5)
+    logits = Llama.from_pretrained(tmp_path)(ids)
+    assert torch.allclose(logits, model(ids[None]).logits[0], rtol=0, atol=1e-5)
+
+
+def test_other_heads_and_caches_give_the_same(tmp_path):
+    _, ours = pair("Mistral", tmp_path)
+    flash = FlashAttention(causal=True, window=5)
+    tiled = Llama.from_pretrained(tmp_path, attention=flash)
+    ids = ids_of(2, 11)
+    assert torch.allclose(tiled(ids), ours(ids), rtol=0, atol=1e-5)
+    text = ours.generate(ids, 12, temperature=0.0)
+    ring = [WindowCache(5) for _ in ours.blocks]
+    assert torch.equal(ours.generate(ids, 12, temperature=0.0, cache=ring), text)
+    with pytest.raises(ValueError, match=r"attention: expected window=5, got None"):
+        Llama.from_pretrained(tmp_path, attention=FlashAttention(causal=True))
+
+
+def test_the_whole_model_goes_to_a_device(tmp_path):
+    _, ours = pair("Llama 3", tmp_path, device="meta")
+    placed = [*ours.parameters(), *ours.buffers()]
+    assert {x.device.type for x in placed} == {"meta"}
+    assert any(x is ours.positions.omega for x in placed)
+
+
+def test_weights_on_request(tmp_path):
+    _, ours = pair("Qwen 3", tmp_path)
+    ids = ids_of(2, 7)
+    logits, weights = ours(ids, return_weights=True)
+    assert torch.allclose(logits, ours(ids), rtol=0, atol=1e-5)
+    assert len(weights) == 2 and weights[0][0].shape == (2, 7, 7)
+    assert torch.allclose(weights[1][3].sum(-1), torch.ones(2, 7))
+
+
+# ── what a config.json asks for ──────────────────────────────────────────────────────
+
+CONFIG = SIZES | {"model_type": "llama", "rms_norm_eps": 1e-5}
+QWEN = CONFIG | {"model_type": "qwen2"}
+REFUSED = {
+    "an unknown family": ({"model_type": "gemma"}, "model_type = 'llama' or"),
+    "no family": ({"model_type": None}, "model_type, which is missing"),
+    "another bend": ({"hidden_act": "gelu"}, "hidden_act"),
+    "something unknown": ({"logit_softcap": 30.0}, "logit_softcap = 30.0 is unknown"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "no eps": ({"rms_norm_eps": None}, "rms_norm_eps, which is missing"),
+    "part of a head turns": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "a window for Llama": ({"sliding_window": 5}, "sliding_window = 5 is unknown"),
+    "an unknown rope": (rope("longrope", factor=2.0), "rope_type.*'longrope'"),
+    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    "part, in the rope": (rope("default", partial_rotary_factor=0.5), "partial_rotary"),
+    "an unknown number": (rope("linear", factor=2.0, slope=1.0), "'linear': slope"),
+    "a word for a rope": ({"rope_scaling": "linear"}, "rope_scaling as an object"),
+    "a word for a factor": (rope("linear", factor="two"), "factor as a number"),
+    "no factor": (rope("linear"), "factor for rope_type 'linear'"),
+    "not truncated": (rope("yarn", **YARN, truncate=False), "truncate"),
+    "two bases": (rope("default") | {"rope_theta": 1e4}, "one rope_theta"),
+    "two scalings": (
+        rope("default") | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "as rope_p",
+    ),
+    "a bias for Mistral": (
+        *({"model_type": "mistral", "sliding_window": 5, "attention_bias": True}, "attent"),
+    ),
+    "no word on the window": ({"model_type": "mistral"}, "sliding_window, which is"),
+    "no heads of keys": (
+        *({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads"),
+    ),
+    "windows that differ": (
+        QWEN | {"layer_types": ["full_attention", "sliding_attention"]}
+        | {"use_sliding_window": True, "sliding_window": 5},
+        "windows that differ",
+    ),
+    "windows from the second": (
+        QWEN | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        "windows that differ",
+    ),
+    "chunks": (QWEN | {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+    "a type too few": (QWEN | {"layer_types": ["full_attention"]}, "2 equal entries"),
+    "no window for windows": (
+        QWEN | {"layer_types": ["sliding_attention"] * 2}, "expected sliding_window"
+    ),
+    "several positions": (QWEN | {"use_mrope": True}, "use_mrope"),
+    "a word for a number": ({"num_hidden_layers": "two"}, "num_hidden_layers as int"),
+    "a word for truth": ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+    "a half head": ({"head_dim": 1.5}, "head_dim"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(name, tmp_path):
+    asked, said = REFUSED[name]
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | asked))
+    with pytest.raises((TypeError, ValueError), match=f"config.json: .*{said}"):
+        Llama.from_pretrained(tmp_path)
+
+
+def test_old_and_new_words_mean_the_same():
+    old = {"rope_theta": 5e4, "rope_scaling": {"type": "linear", "factor": 2.5}}
+    both = {"rope_theta": 5e4, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
+    new = rope("linear", factor=2.5)
+    made = [llama_arguments(CONFIG | asked)["rotary"] for asked in (old, both, new)]
+    expected = RotaryPositions(8, 5e4, scaling="linear", factor=2.5)
+    assert all(rotary.exact == expected.exact for rotary in made)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "model.norm.weight: expected this tensor"),
+        (lambda t: t.update(odd=torch.ones(2)), "odd: in model.safetensors"),
+        (
+            lambda t: t.update({"lm_head.weight": torch.ones(61, 31)}),
+            r"lm_head.weight: expected shape \(61, 32\), got \(61, 31\)",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}),
+            "q_proj.bias: in model.safetensors",
+        ),
+    ],
+)
+def test_files_of_another_model_are_refused(change, said, tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    model = theirs("Llama")
+    saved(model, tmp_path)
+    tensors = {name: x.clone() for name, x in model.state_dict().items()}
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=said):
+        Llama.from_pretrained(tmp_path)
+
+
+def test_speeds_and_a_second_head_in_the_file_do_not_matter(tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    model = theirs("Llama, one head of keys, tied")
+    saved(model, tmp_path)
+    tensors = {name: x.clone() for name, x in model.state_dict().items()}
+    tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    assert "lm_head.weight" in tensors
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids = ids_of(1, 5)
+    logits = Llama.from_pretrained(tmp_path)(ids)
+    assert torch.allclose(logits, model(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads = 4"),
+        ({"embed_dim": 30}, "embed_dim: expected a multiple of num_heads = 4, or a d_k"),
+        ({"d_k": 0}, "d_k: expected"),
+        ({"eps": -1.0}, "eps: expected a number of at least 0"),
+        ({"num_layers": 0}, "num_layers: expected at least 1"),
+        ({"attention": ScaledDotProductAttention()}, "causal"),
+        (
+            {"window": 4, "attention": ScaledDotProductAttention(causal=True)},
+            "attention: expected window=4, got None",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(options, said):
+    sizes = {"vocab_size": 7, "context_length": 9, "embed_dim": 16, "num_heads": 4}
+    sizes |= {"num_layers": 1, "d_ff": 12}
+    with pytest.raises(ValueError, match=said):
+        Llama(**sizes | options)
