@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlib.base import BaseAttention
-from attnlib.flash import FlashAttention
+from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
 from attnlib.multi_head import attend_shared, repeat_heads
 
@@ -43,7 +43,10 @@ def scaled_query(
 
 
 def as_added(mask: Mask | None, like: Tensor) -> Tensor:
-    """A mask as numbers to add to the scores, at least (1, 1)."""
+    """A mask as numbers to add to the scores, at least (1, 1).
+
+    Source: chapter 22; eq-mask-additive of chapter 1.
+    """
     if mask is None:
         return like.new_zeros(1, 1)
     if mask.dtype != torch.bool:
@@ -83,6 +86,64 @@ def capped_scores(
     key = repeat_heads(key, query.shape[1] // key.shape[1])
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     return cap * torch.tanh(scores / cap) + as_added(mask, scores)
+
+
+IN_THE_MASK = ("position_bias", "softcap", "s_aux")
+DONE = ("is_causal", "sliding_window", "output_attentions", *IN_THE_MASK)
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are done, `None` where one is left out; others are refused.
+
+    Raises:
+        TypeError: an option that is neither done nor harmless.
+
+    Source: chapter 22.
+    """
+    for name, option in options.items():
+        if name not in DONE and name not in HARMLESS and option is not None:
+            raise TypeError(
+                f"{name}: expected nothing, since no attention of attnlib knows what this "
+                f"model means by it, got {type(option).__name__}"
+            )
+    return {name: options.get(name) for name in DONE}
+
+
+def refuse_lost_window(window: int | None, keys: int) -> None:
+    """Refuses a window that is shorter than the keys, where no mask keeps it.
+
+    Raises:
+        ValueError: a window, no mask, and more keys than the window has.
+
+    Source: chapter 22.
+    """
+    if window is not None and keys > window:
+        raise ValueError(
+            f"sliding_window: expected a mask that hides what lies before the {window} "
+            f"tokens of the window, got None for {keys} keys"
+        )
+
+
+def into_mask(
+    known: Mapping[str, Any],
+    query: Float[Tensor, "batch heads queries d_k"],
+    key: Float[Tensor, "batch kv_heads keys d_k"],
+    value: Float[Tensor, "batch kv_heads keys d_v"],
+    mask: Mask | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What attentions have no argument for: a bias, a cap and sinks, by a mask of numbers.
+
+    Source: chapter 22, eq-capped, eq-sink-key.
+    """
+    bias, cap, sinks = (known[name] for name in IN_THE_MASK)
+    added = as_added(mask, query)
+    if bias is not None:
+        added = added + bias[..., : key.shape[-2]]
+    if cap is not None:
+        added, query = capped_scores(query, key, added, cap), 0 * query
+    if sinks is not None:
+        key, value, added = with_sink(key, value, added, sinks, query.shape[-2])
+    return query, key, value, added
 
 
 def set_for_call(
@@ -145,7 +206,7 @@ def attend_for_model(
     Source: chapter 22, eq-none-means.
     """
     known = refuse_unknown(options)
-    queries, d_k = query.shape[-2:]
+    queries = query.shape[-2]
     causal = known["is_causal"]
     causal = getattr(module, "is_causal", True) if causal is None else causal
     causal = bool(causal) and attention_mask is None and queries > 1
@@ -153,18 +214,12 @@ def attend_for_model(
         key, value = key[..., :queries, :], value[..., :queries, :]
     if attention_mask is None:
         refuse_lost_window(known["sliding_window"], key.shape[-2])
-    bias, sinks, cap = known["position_bias"], known["s_aux"], known["softcap"]
-    query = scaled_query(query, scaling)
-    mask = attention_mask
-    square = not all(x is None for x in (bias, sinks, cap))
-    if causal and (square or "causal" not in vars(attention)):
+    mask, query = attention_mask, scaled_query(query, scaling)
+    written = any(known[name] is not None for name in IN_THE_MASK)
+    if causal and (written or "causal" not in vars(attention)):
         mask, causal = causal_mask(queries, key.shape[-2], query.device), False
-    if bias is not None:
-        mask = as_added(mask, query) + bias[..., : key.shape[-2]]
-    if cap is not None:
-        mask, query = capped_scores(query, key, mask, cap), 0 * query
-    if sinks is not None:
-        key, value, mask = with_sink(key, value, mask, sinks, queries)
+    if written:
+        query, key, value, mask = into_mask(known, query, key, value, mask)
     chosen = set_for_call(attention, causal, dropout, module.training)
     need_weights = bool(known["output_attentions"])
     output, weights = attend_shared(chosen, query, key, value, mask, need_weights)
@@ -173,45 +228,9 @@ def attend_for_model(
         raise ValueError(
             f"output_attentions: expected False, since {name} never forms the weights"
         )
-    if weights is not None and sinks is not None:
+    if weights is not None and known["s_aux"] is not None:
         weights = weights[..., :-1]
     return output.transpose(1, 2).contiguous(), weights
-
-
-DONE = ("is_causal", "sliding_window", "softcap", "s_aux", "position_bias")
-DONE += ("output_attentions",)
-
-
-def refuse_unknown(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are done, `None` where one is left out; others are refused.
-
-    Raises:
-        TypeError: an option that is neither done nor harmless.
-
-    Source: chapter 22.
-    """
-    for name, option in options.items():
-        if name not in DONE and name not in HARMLESS and option is not None:
-            raise TypeError(
-                f"{name}: expected nothing, since no attention of attnlib knows what this "
-                f"model means by it, got {type(option).__name__}"
-            )
-    return {name: options.get(name) for name in DONE}
-
-
-def refuse_lost_window(window: int | None, keys: int) -> None:
-    """Refuses a window that is shorter than the keys, where no mask keeps it.
-
-    Raises:
-        ValueError: a window, no mask, and more keys than the window has.
-
-    Source: chapter 22.
-    """
-    if window is not None and keys > window:
-        raise ValueError(
-            f"sliding_window: expected a mask that hides what lies before the {window} "
-            f"tokens of the window, got None for {keys} keys"
-        )
 
 
 def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
@@ -227,12 +246,16 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name: expected a text, got {type(name).__name__}")
     if not isinstance(attention, BaseAttention):
-        got = attention.__name__ if isinstance(attention, type) else type(attention).__name__
+        got = (
+            attention.__name__ if isinstance(attention, type) else type(attention).__name__
+        )
         raise TypeError(
-            f"attention: expected an object of a BaseAttention, such as FlashAttention(), "
+            "attention: expected an object of a BaseAttention, such as FlashAttention(), "
             f"got {got}"
         )
-    if not name.isidentifier() or any(x in name for x in ("sdpa", "flash", "flex", "eager")):
+    if not name.isidentifier() or any(
+        x in name for x in ("sdpa", "flash", "flex", "eager")
+    ):
         raise ValueError(
             "name: expected letters, digits and _, without sdpa, flash, flex or eager, "
             f"which transformers reads in its own way, got {name!r}"
@@ -240,7 +263,7 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
     kind = type(attention).__name__
     if any(True for _ in attention.parameters()):
         raise ValueError(
-            f"attention: expected one without parameters, since the model would neither "
+            "attention: expected one without parameters, since the model would neither "
             f"save nor train those of {kind}"
         )
     for own in ("causal", "window", "scale", "dropout"):
@@ -255,9 +278,9 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
 def register(name: str = "attnlib", attention: BaseAttention | None = None) -> str:
     """Makes an attention known to `transformers`, for every model that can change its own.
 
-    `model.set_attn_implementation(name)` puts it into a model, or `attn_implementation=name`
-    into one that is loaded. The mask is registered together with it: without, a model gives
-    no mask at all, and padding is read as text.
+    `model.set_attn_implementation(name)` puts it into a model, `attn_implementation=name`
+    into one that is being loaded. The mask is registered together with it: without, a model
+    gives no mask at all, and padding is read as text.
 
     Args:
         name: by which models ask for it. A name that this function gave may be given anew.
@@ -281,7 +304,7 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    if name in AttentionInterface._global_mapping and name not in MINE:
+    if name in AttentionInterface().valid_keys() and name not in MINE:
         raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
     AttentionInterface.register(name, partial(attend_for_model, attention))
     AttentionMaskInterface.register(name, sdpa_mask)
