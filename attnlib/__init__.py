@@ -4,7 +4,7 @@ Every definition stands in a chapter of the book, where it is derived and checke
 below are sorted by chapter.
 """
 
-from attnlib import backprop, testing
+from attnlib import backprop, hf, testing
 from attnlib.base import BaseAttention
 from attnlib.cache import KVCache
 from attnlib.causal_attention import CausalAttention
@@ -112,6 +112,8 @@ __all__ = [
     "paged_attention",
     "paged_attention_triton",
     "split_attention",
+    # Chapter 22: inside transformers
+    "hf",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -19,6 +19,7 @@ PARTS = {
     "IV": (10, 12),
     "V": (13, 15),
     "VI": (16, 19),
+    "VII": (20, 22),
 }
 GREEK = (
     r"\\(?:(?:var)?epsilon|alpha|beta|gamma|delta|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|"

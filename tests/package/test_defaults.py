@@ -44,6 +44,8 @@ DEFAULTS = {
     "flash_triton.paged.paged_attention_triton": {
         **{"causal": True, "split_size": 256, "enable_gqa": False},
     },
+    "hf.attend_for_model": {"dropout": 0.0},
+    "hf.register": {"name": "attnlib"},
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "multi_head.MultiHeadAttention": {"bias": True},
     "multi_head.MultiHeadAttention.forward": {"need_weights": True},

@@ -137,7 +137,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(archives):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
     ]
-    assert sorted(metadata.get_all("Requires-Dist")) == sorted(project["dependencies"])
+    wanted = list(project["dependencies"])
+    for extra, dependencies in project["optional-dependencies"].items():
+        wanted += [f'{dependency} ; extra == "{extra}"' for dependency in dependencies]
+    assert sorted(metadata.get_all("Requires-Dist")) == sorted(wanted)
 
 
 def test_the_sdist_holds_the_package_and_what_builds_it(archives):
