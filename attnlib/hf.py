@@ -5,7 +5,6 @@ Derived in chapter 22, "Inside transformers" (book/22_inside_transformers.ipynb)
 """
 
 import copy
-import importlib.util
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -290,19 +289,20 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
         The name.
 
     Raises:
-        ModuleNotFoundError: `transformers` is not installed.
+        ImportError: `transformers` is not installed, or too old.
         TypeError, ValueError: see `refuse_bad_guest`; or another has registered the name.
 
     Source: chapter 22.
     """
     attention = FlashAttention() if attention is None else attention
     refuse_bad_guest(name, attention)
-    if importlib.util.find_spec("transformers") is None:
-        raise ModuleNotFoundError(
-            "transformers: expected it to be installed; pip install attnlib[transformers]"
-        )
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as error:
+        wanted = "expected version 5 or newer to be installed"
+        install = "pip install attnlib[transformers]"
+        raise ImportError(f"transformers: {wanted}; {install}") from error
 
     if name in AttentionInterface().valid_keys() and name not in MINE:
         raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
