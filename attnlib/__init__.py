@@ -4,7 +4,7 @@ Every definition stands in a chapter of the book, where it is derived and checke
 below are sorted by chapter.
 """
 
-from attnlib import backprop, testing
+from attnlib import backprop, hf, testing
 from attnlib.base import BaseAttention
 from attnlib.cache import KVCache
 from attnlib.causal_attention import CausalAttention
@@ -122,6 +122,8 @@ __all__ = [
     "GatedFeedForward",
     "Llama",
     "RMSNorm",
+    # Chapter 22: inside transformers
+    "hf",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

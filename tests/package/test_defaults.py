@@ -51,6 +51,8 @@ DEFAULTS = {
         "activation": torch.nn.functional.silu,
         "bias": False,
     },
+    "hf.attend_for_model": {"dropout": 0.0},
+    "hf.register": {"name": "attnlib"},
     "layer_norm.LayerNorm": {"eps": 1e-5},
     "llama.Llama": {
         **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},

@@ -1,0 +1,312 @@
+# Made from book/22_inside_transformers.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Any attention inside the models of `transformers`.
+
+Derived in chapter 22, "Inside transformers" (book/22_inside_transformers.ipynb).
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlib.base import BaseAttention
+from attnlib.flash.attention import FlashAttention
+from attnlib.masks import Mask, causal_mask
+from attnlib.multi_head import attend_shared, repeat_heads
+
+MINE: set[str] = set()  # names that `register` has given
+
+# What a model may pass that changes nothing here: it is in the mask already, or for others.
+HARMLESS = frozenset({
+    *("position_ids", "cache_position", "position_embeddings", "use_cache"),
+    *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
+    *("num_items_in_batch", "logits_to_keep"),
+})  # fmt: skip
+
+
+def scaled_query(
+    query: Float[Tensor, "*batch queries d_k"], scaling: float | None
+) -> Float[Tensor, "*batch queries d_k"]:
+    """Queries whose scores, over √d_k, are those of the model's scaling.
+
+    Source: chapter 22, eq-model-scale.
+    """
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
+    return query if math.isclose(factor, 1.0, rel_tol=1e-9) else query * factor
+
+
+def as_added(mask: Mask | None, like: Tensor) -> Tensor:
+    """A mask as numbers to add to the scores, at least (1, 1).
+
+    Source: chapter 22; eq-mask-additive of chapter 1.
+    """
+    if mask is None:
+        return like.new_zeros(1, 1)
+    if mask.dtype != torch.bool:
+        return mask
+    return like.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
+
+
+def with_sink(
+    key: Float[Tensor, "batch heads keys d_k"],
+    value: Float[Tensor, "batch heads keys d_v"],
+    mask: Mask | None,
+    sinks: Float[Tensor, "query_heads"],
+    queries: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and an added mask with one more key, whose score is the sink's.
+
+    Source: chapter 22, eq-sink-key.
+    """
+    added = as_added(mask, key)
+    batch = key.shape[0]
+    shape = (batch, len(sinks), queries, key.shape[-2])
+    column = sinks.to(key.dtype).reshape(1, -1, 1, 1).expand(*shape[:-1], 1)
+    added = torch.cat([added.expand(shape), column], dim=-1)
+    return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), added
+
+
+def capped_scores(
+    query: Float[Tensor, "batch heads queries d_k"],
+    key: Float[Tensor, "batch kv_heads keys d_k"],
+    mask: Mask | None,
+    cap: float,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """The scores bent below a cap, with the mask, to be added where the queries are 0.
+
+    Source: chapter 22, eq-capped.
+    """
+    key = repeat_heads(key, query.shape[1] // key.shape[1])
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return cap * torch.tanh(scores / cap) + as_added(mask, scores)
+
+
+IN_THE_MASK = ("position_bias", "softcap", "s_aux")
+DONE = ("is_causal", "sliding_window", "output_attentions", *IN_THE_MASK)
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are done, `None` where one is left out; others are refused.
+
+    Raises:
+        TypeError: an option that is neither done nor harmless.
+
+    Source: chapter 22.
+    """
+    for name, option in options.items():
+        if name not in DONE and name not in HARMLESS and option is not None:
+            raise TypeError(
+                f"{name}: expected nothing, since no attention of attnlib knows what this "
+                f"model means by it, got {type(option).__name__}"
+            )
+    return {name: options.get(name) for name in DONE}
+
+
+def refuse_lost_window(window: int | None, keys: int) -> None:
+    """Refuses a window that is shorter than the keys, where no mask keeps it.
+
+    Raises:
+        ValueError: a window, no mask, and more keys than the window has.
+
+    Source: chapter 22.
+    """
+    if window is not None and keys > window:
+        raise ValueError(
+            f"sliding_window: expected a mask that hides what lies before the {window} "
+            f"tokens of the window, got None for {keys} keys"
+        )
+
+
+def into_mask(
+    known: Mapping[str, Any],
+    query: Float[Tensor, "batch heads queries d_k"],
+    key: Float[Tensor, "batch kv_heads keys d_k"],
+    value: Float[Tensor, "batch kv_heads keys d_v"],
+    mask: Mask | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What attentions have no argument for: a bias, a cap and sinks, by a mask of numbers.
+
+    Source: chapter 22, eq-capped, eq-sink-key.
+    """
+    bias, cap, sinks = (known[name] for name in IN_THE_MASK)
+    added = as_added(mask, query)
+    if bias is not None:
+        added = added + bias[..., : key.shape[-2]]
+    if cap is not None:
+        added, query = capped_scores(query, key, added, cap), 0 * query
+    if sinks is not None:
+        key, value, added = with_sink(key, value, added, sinks, query.shape[-2])
+    return query, key, value, added
+
+
+def set_for_call(
+    attention: BaseAttention, causal: bool, dropout: float, training: bool
+) -> BaseAttention:
+    """The attention with what this call wants; a shallow copy if it differs.
+
+    Raises:
+        ValueError: the model drops weights, and the attention can't.
+
+    Source: chapter 22.
+    """
+    wanted: dict[str, Any] = {"causal": True} if causal else {}
+    if training and dropout:
+        if not hasattr(attention, "dropout"):
+            name = type(attention).__name__
+            raise ValueError(
+                f"dropout: expected 0, since {name} drops no weights, got {dropout}; set "
+                "the dropout of the model's configuration to 0, or register an attention "
+                "that has it, such as ScaledDotProductAttention"
+            )
+        wanted["dropout"] = dropout
+    if not wanted and attention.training == training:
+        return attention
+    chosen = copy.copy(attention)
+    chosen.__dict__.update(wanted, training=training)
+    return chosen
+
+
+def attend_for_model(
+    attention: BaseAttention,
+    module: nn.Module,
+    query: Float[Tensor, "batch heads queries d_k"],
+    key: Float[Tensor, "batch kv_heads keys d_k"],
+    value: Float[Tensor, "batch kv_heads keys d_v"],
+    attention_mask: Mask | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Float[Tensor, "batch queries heads d_v"], Tensor | None]:
+    """What a model of `transformers` calls: its layout, its mask and its options.
+
+    Args:
+        attention: computes; it has neither parameters nor a mask of its own.
+        module: the model's layer; its `is_causal` says what no mask means.
+        query, key, value: heads before tokens; heads of query may share keys.
+        attention_mask: boolean, True = may attend, or floating, added to the scores.
+            `None` allows everything, or what lies before, if the layer is causal.
+        scaling: factor on the scores; `None` means 1/√d_k.
+        dropout: probability of dropping a weight, while `module` trains.
+        options: `is_causal`, `sliding_window`, `softcap`, `s_aux` (sinks), `position_bias`
+            and `output_attentions` are done; others are refused, unless they can't matter.
+
+    Returns:
+        Output with tokens before heads, and the weights or `None`.
+
+    Raises:
+        TypeError, ValueError: what the attention can't do, by name.
+
+    Source: chapter 22, eq-none-means.
+    """
+    known = refuse_unknown(options)
+    queries = query.shape[-2]
+    causal = known["is_causal"]
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    causal = bool(causal) and attention_mask is None and queries > 1
+    if causal:  # aligned top left: what comes after the square holds nothing yet
+        key, value = key[..., :queries, :], value[..., :queries, :]
+    if attention_mask is None:
+        refuse_lost_window(known["sliding_window"], key.shape[-2])
+    mask, query = attention_mask, scaled_query(query, scaling)
+    written = any(known[name] is not None for name in IN_THE_MASK)
+    if causal and (written or "causal" not in vars(attention)):
+        mask, causal = causal_mask(queries, key.shape[-2], query.device), False
+    if written:
+        query, key, value, mask = into_mask(known, query, key, value, mask)
+    chosen = set_for_call(attention, causal, dropout, module.training)
+    need_weights = bool(known["output_attentions"])
+    output, weights = attend_shared(chosen, query, key, value, mask, need_weights)
+    if need_weights and weights is None:
+        name = type(attention).__name__
+        raise ValueError(
+            f"output_attentions: expected False, since {name} never forms the weights"
+        )
+    if weights is not None and known["s_aux"] is not None:
+        weights = weights[..., :-1]
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
+    """Refuses a name that means something else, or an attention that would be wrong.
+
+    Raises:
+        TypeError: name is no text, or attention no object of a `BaseAttention`.
+        ValueError: a name that is taken, or that `transformers` reads in its own way; an
+            attention with parameters, or with a mask, a scale or dropout of its own.
+
+    Source: chapter 22.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a text, got {type(name).__name__}")
+    if not isinstance(attention, BaseAttention):
+        got = (
+            attention.__name__ if isinstance(attention, type) else type(attention).__name__
+        )
+        raise TypeError(
+            "attention: expected an object of a BaseAttention, such as FlashAttention(), "
+            f"got {got}"
+        )
+    if not name.isidentifier() or any(
+        x in name for x in ("sdpa", "flash", "flex", "eager")
+    ):
+        raise ValueError(
+            "name: expected letters, digits and _, without sdpa, flash, flex or eager, "
+            f"which transformers reads in its own way, got {name!r}"
+        )
+    kind = type(attention).__name__
+    if any(True for _ in attention.parameters()):
+        raise ValueError(
+            "attention: expected one without parameters, since the model would neither "
+            f"save nor train those of {kind}"
+        )
+    for own in ("causal", "window", "scale", "dropout"):
+        got = getattr(attention, own, None)
+        if got is not None and got is not False and got != 0:
+            raise ValueError(
+                f"attention: expected {kind} without {own}, which the model says at every "
+                f"call, got {own}={got}"
+            )
+
+
+def register(name: str = "attnlib", attention: BaseAttention | None = None) -> str:
+    """Makes an attention known to `transformers`, for every model that can change its own.
+
+    `model.set_attn_implementation(name)` puts it into a model, `attn_implementation=name`
+    into one that is being loaded. The mask is registered together with it: without, a model
+    gives no mask at all, and padding is read as text.
+
+    Args:
+        name: by which models ask for it. A name that this function gave may be given anew.
+        attention: a `BaseAttention` without parameters; `None` means `FlashAttention()`.
+
+    Returns:
+        The name.
+
+    Raises:
+        ImportError: `transformers` is not installed, or too old.
+        TypeError, ValueError: see `refuse_bad_guest`; or another has registered the name.
+
+    Source: chapter 22.
+    """
+    attention = FlashAttention() if attention is None else attention
+    refuse_bad_guest(name, attention)
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as error:
+        wanted = "expected version 5 or newer to be installed"
+        install = "pip install attnlib[transformers]"
+        raise ImportError(f"transformers: {wanted}; {install}") from error
+
+    if name in AttentionInterface().valid_keys() and name not in MINE:
+        raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
+    AttentionInterface.register(name, partial(attend_for_model, attention))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    MINE.add(name)
+    return name

@@ -1,0 +1,330 @@
+"""Any attention inside the models of transformers, and what is refused."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from attnlib import (
+    BaseAttention,
+    FlashAttention,
+    LearnedBiasAttention,
+    ScaledDotProductAttention,
+    hf,
+)
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"initializer_range": 0.2, "max_position_embeddings": 64}
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"initializer_range": 0.2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+KINDS = {
+    "GPT2": GPT2,
+    "Llama": SIZES,
+    "Mistral": {**SIZES, "sliding_window": 5},
+    "Qwen3": SIZES,
+    "Gemma": SIZES,
+    "Gemma2": {**SIZES, "sliding_window": 5, "query_pre_attn_scalar": 16},
+    "Gemma3Text": {**SIZES, "sliding_window": 5},
+    "GptOss": {
+        **SIZES,
+        **{"sliding_window": 5, "num_local_experts": 4, "num_experts_per_tok": 2},
+    },
+}
+KINDS["GptOss"] |= {"initializer_range": 0.3}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+
+
+class Plainest(BaseAttention):
+    """An attention that has neither a causal mode nor weights."""
+
+    def forward(self, query, key, value, mask=None):
+        return ScaledDotProductAttention()(query, key, value, mask)[0], None
+
+
+GUESTS = {
+    "attnlib": FlashAttention(),
+    "tiles": FlashAttention(backend="torch"),
+    "plain": ScaledDotProductAttention(),
+    "plainest": Plainest(),
+}
+REAL = {
+    "nothing padded": torch.ones(3, 11, dtype=torch.long),
+    "left": torch.tensor([[1] * 11, [0] * 4 + [1] * 7, [0] + [1] * 10]),
+    "right": torch.tensor([[1] * 11, [1] * 7 + [0] * 4, [1] * 10 + [0]]),
+}
+IDS = torch.randint(1, 61, (3, 11), generator=torch.Generator().manual_seed(0))
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    library = pytest.importorskip("transformers", reason="transformers is not installed")
+    if not library.utils.is_torch_available():
+        pytest.skip("transformers takes no PyTorch as old as the one installed")
+    for name, guest in GUESTS.items():
+        hf.register(name, guest)
+    return library
+
+
+@pytest.fixture
+def make(transformers):
+    def build(kind, auto="AutoModelForCausalLM", **more):
+        torch.manual_seed(22)
+        options = {**KINDS.get(kind, {}), **SPECIAL, **more}
+        config = getattr(transformers, f"{kind}Config")(**options)
+        return getattr(transformers, auto).from_config(config).eval()
+
+    return build
+
+
+def close(found, expected, atol=2e-5):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def results(model, name, real, **inputs):
+    model.set_attn_implementation(name)
+    assert model.config._attn_implementation == name
+    model.zero_grad()
+    logits = model(IDS, attention_mask=real, **inputs).logits[real.bool()]
+    logits.logsumexp(dim=-1).mean().backward()
+    given = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), given
+
+
+@each_kind
+@pytest.mark.parametrize("side", REAL)
+def test_logits_and_gradients(make, kind, side):
+    model = make(kind)
+    logits, gradients = results(model, "eager", REAL[side])
+    for name in GUESTS:
+        found, given = results(model, name, REAL[side])
+        close(found, logits)
+        assert given.keys() == gradients.keys()
+        for parameter, gradient in gradients.items():
+            close(given[parameter], gradient)
+
+
+@each_kind
+@pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
+def test_greedy_text(make, kind, cache):
+    model = make(kind)
+    options = {"max_new_tokens": 12, "do_sample": False, "disable_compile": True}
+    options |= {"use_cache": False} if cache == "none" else {"cache_implementation": cache}
+    texts = {}
+    for name in ("eager", *GUESTS):
+        model.set_attn_implementation(name)
+        texts[name] = model.generate(IDS, attention_mask=REAL["left"], **options)
+        assert torch.equal(texts[name], texts["eager"]), name
+
+
+@each_kind
+def test_a_text_in_pieces(transformers, make, kind):
+    """A second piece stands after what a cache holds: more keys than queries."""
+    model = make(kind)
+    with torch.no_grad():
+        whole = model(IDS).logits
+        for name in GUESTS:
+            model.set_attn_implementation(name)
+            for cache in (
+                transformers.DynamicCache(config=model.config),
+                transformers.StaticCache(config=model.config, max_cache_len=20),
+            ):
+                here = torch.ones(3, 11, dtype=torch.long)
+                pieces = [(0, 4), (4, 9), (9, 10), (10, 11)]
+                logits = [
+                    model(IDS[:, a:b], attention_mask=here[:, :b], past_key_values=cache)
+                    for a, b in pieces
+                ]
+                close(torch.cat([x.logits for x in logits], dim=1), whole)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Gemma2", "GptOss"])
+def test_training_gives_the_same_losses(make, kind):
+    curves = []
+    for name in ("eager", *GUESTS):
+        model = make(kind).train()
+        model.set_attn_implementation(name)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        curves.append([])
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(IDS, attention_mask=REAL["right"], labels=IDS).loss
+            loss.backward()
+            optimizer.step()
+            curves[-1].append(loss.item())
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=1e-3)
+
+
+def test_bfloat16(make):
+    model = make("Llama").bfloat16()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(IDS).logits
+        for name in GUESTS:
+            model.set_attn_implementation(name)
+            found = model(IDS).logits
+            assert found.dtype == torch.bfloat16
+            close(found, expected, atol=0.15)
+
+
+def test_encoders_and_cross_attention(make):
+    """Layers that are not causal; T5's learned bias; keys of another text."""
+    bert = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
+    bert |= {"num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
+    t5 = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    t5 |= {"num_heads": 4, "decoder_start_token_id": 0, "dropout_rate": 0.0}
+    for model, inputs in (
+        (make("Bert", "AutoModelForMaskedLM", **bert), {}),
+        (make("T5", "AutoModelForSeq2SeqLM", **t5), {"decoder_input_ids": IDS[:, :5]}),
+    ):
+        for real in REAL.values():
+            model.set_attn_implementation("eager")
+            expected = model(IDS, attention_mask=real, **inputs).logits
+            chosen = slice(None) if inputs else real.bool()
+            for name in GUESTS:
+                model.set_attn_implementation(name)
+                found = model(IDS, attention_mask=real, **inputs).logits
+                close(found[chosen], expected[chosen])
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Gemma2", "GptOss"])
+def test_weights(make, kind):
+    model = make(kind)
+    options = {"attention_mask": REAL["left"], "output_attentions": True}
+    model.set_attn_implementation("eager")
+    expected = model(IDS, **options).attentions
+    model.set_attn_implementation("plain")
+    for found, weights in zip(model(IDS, **options).attentions, expected, strict=True):
+        rows = REAL["left"].bool()
+        close(found.transpose(1, 2)[rows], weights.transpose(1, 2)[rows])
+    model.set_attn_implementation("attnlib")
+    with pytest.raises(ValueError, match="output_attentions: expected False, since Flash"):
+        model(IDS, **options)
+
+
+def test_dropout(make):
+    model = make("Llama", attention_dropout=0.5).train()
+    model.set_attn_implementation("plain")
+    torch.manual_seed(0)
+    one, other = model(IDS).logits, model(IDS).logits
+    assert not torch.equal(one, other)
+    close(model.eval()(IDS).logits, model(IDS).logits, atol=0)
+    assert GUESTS["plain"].dropout == 0 and not GUESTS["plain"].causal  # as it was
+    model.train().set_attn_implementation("attnlib")
+    with pytest.raises(
+        ValueError, match=r"dropout: expected 0, since FlashAttention .* 0.5"
+    ):
+        model(IDS)
+    model.eval()(IDS)
+
+
+def layer(**more):
+    module = nn.Module()
+    module.is_causal = True
+    vars(module).update(more)
+    return module.eval()
+
+
+def call(guest=None, mask=None, module=None, keys=6, **options):
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, h, n, 8) for h, n in ((4, 6), (2, keys), (2, keys)))
+    guest = guest or FlashAttention()
+    return hf.attend_for_model(guest, module or layer(), q, k, v, mask, **options)
+
+
+def test_layout_and_none():
+    output, weights = call()
+    assert output.shape == (1, 6, 4, 8) and output.is_contiguous() and weights is None
+    square = torch.ones(6, 9, dtype=torch.bool).tril()
+    close(call(keys=9)[0], call(keys=9, mask=square)[0])
+    everything = torch.ones(6, 9, dtype=torch.bool)
+    for said in (
+        call(keys=9, is_causal=False),
+        call(keys=9, module=layer(is_causal=False)),
+    ):
+        close(said[0], call(keys=9, mask=everything)[0])
+
+
+def test_numbers_as_a_mask_with_cap_and_sink():
+    allowed = torch.rand(1, 1, 6, 6) < 0.7
+    numbers = torch.zeros(1, 1, 6, 6).masked_fill(~allowed, -torch.inf)
+    for options in ({}, {"softcap": 2.0}, {"s_aux": torch.randn(4)}):
+        for guest in GUESTS.values():
+            one, other = (call(guest, mask, **options)[0] for mask in (allowed, numbers))
+            close(one, other)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"sliding_window": 3}, "sliding_window: expected a mask .* 3 tokens .* 6 keys"),
+        ({"block_indices": 1}, "block_indices: expected nothing"),
+        ({"cache": object()}, "cache: expected nothing, .* got object"),
+        ({"cu_seq_lens_q": torch.tensor([0, 6])}, "cu_seq_lens_q: expected nothing"),
+    ],
+)
+def test_options_that_nobody_knows_are_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(**options)
+
+
+def test_options_that_change_nothing():
+    expected = call()[0]
+    options = {"position_ids": torch.arange(6)[None], "use_cache": True, "indices": None}
+    close(call(**options, sliding_window=6, output_attentions=False)[0], expected, atol=0)
+
+
+@pytest.mark.parametrize(
+    "name, guest, message",
+    [
+        (3, FlashAttention(), "name: expected a text, got int"),
+        ("my_sdpa", FlashAttention(), "name: expected letters, digits and _"),
+        ("eager", FlashAttention(), "name: expected letters"),
+        ("a/b", FlashAttention(), "name: expected letters"),
+        ("mine", FlashAttention, "attention: expected an object .* got FlashAttention"),
+        ("mine", torch.nn.Identity(), "attention: expected an object .* got Identity"),
+        ("mine", LearnedBiasAttention(4), "attention: expected one without parameters"),
+        ("mine", FlashAttention(causal=True), "without causal, .* got causal=True"),
+        ("mine", FlashAttention(window=3), "without window, .* got window=3"),
+        ("mine", FlashAttention(scale=2.0), "without scale, .* got scale=2.0"),
+        ("mine", ScaledDotProductAttention(0.1), "without dropout, .* got dropout=0.1"),
+    ],
+)
+def test_names_and_guests_that_are_refused(name, guest, message, as_shipped):
+    with pytest.raises((TypeError, ValueError), match=message):
+        hf.register(name, guest)
+
+
+def test_a_name_may_be_given_anew_by_us_only(transformers, make):
+    model = make("Llama")
+    expected = model(IDS).logits
+    for guest in (Plainest(), FlashAttention(), None):
+        hf.register("anew", guest)
+        model.set_attn_implementation("anew")
+        close(model(IDS).logits, expected)
+    transformers.AttentionInterface.register("theirs", print)
+    with pytest.raises(ValueError, match="name: expected one that nobody has registered"):
+        hf.register("theirs")
+
+
+def test_without_the_library():
+    """The module can be imported, and register says what to install."""
+    script = textwrap.dedent("""
+        import sys
+
+        sys.modules["transformers"] = None  # cannot be imported
+        from attnlib import hf
+        try:
+            hf.register()
+        except ImportError as error:
+            print(error)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "pip install attnlib[transformers]" in done.stdout, done.stderr
