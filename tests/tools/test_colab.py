@@ -323,6 +323,21 @@ def test_setup_without_an_address_installs_a_wheel_or_the_version(
     assert not Machine(monkeypatch, tmp_path, VERSION).run(source)
 
 
+LIBRARIES = {
+    "16_rotary_positions": [],
+    "21_llama": ["safetensors", "tokenizers"],
+    "22_inside_transformers": ["transformers"],
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_setup_installs_the_libraries_of_the_chapter(editions, monkeypatch, tmp_path, name):
+    first = read(editions["published"], name).cells[0]
+    asked = Machine(monkeypatch, tmp_path, VERSION, PUBLISHED.archive).run(first.source)
+    found = [word for line in asked for word in re.findall(r'"(\w+)>=', line)]
+    assert found == LIBRARIES[name]
+
+
 @each_chapter
 def test_setup_is_on_top_and_writes_the_files(editions, monkeypatch, tmp_path, name):
     notebook = read(editions["published"], name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from address import Address
@@ -10,6 +11,7 @@ from bookkit.chapters import BookError, Chapter
 
 FOLDER = "attnlib-files"
 FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/([\w.-]+))"')  # as a chapter names it
+NAME = re.compile(r"\w+")  # of a library, at the beginning of a requirement
 
 INSTALL = """\
 # @title Setup: run this cell first
@@ -30,7 +32,7 @@ except PackageNotFoundError:
 if not ready:
     %pip uninstall -qq --yes attnlib
     %pip install --quiet "{{source}}" matplotlib
-
+{libraries}
 files = {{}}
 {files}
 Path("{folder}").mkdir(exist_ok=True)
@@ -49,13 +51,25 @@ def setup_code(chapter: Chapter, version: str, published: Address | None) -> str
         f'files["{path.name}"] = {literal(path.read_text(encoding="utf-8"))}'
         for path in needed_files(chapter)
     ]
+    needed = " ".join(f'"{library}"' for library in needed_libraries(chapter))
     return INSTALL.format(
         version=version,
         commit=published.commit if published else "",
         source=f'source = "attnlib @ {published.archive}"' if published else LOCAL_SOURCE,
         files="\n".join(files),
+        libraries=f"%pip install --quiet {needed}\n" if needed else "",
         folder=FOLDER,
     ).rstrip()
+
+
+def needed_libraries(chapter: Chapter) -> list[str]:
+    """The package's extras of which the chapter imports something; what is here stays."""
+    project = tomllib.loads((chapter.path.parents[1] / "pyproject.toml").read_text("utf-8"))
+    code = "\n".join(cell.source for cell in chapter.code_cells)
+    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE))
+    extras = project["project"].get("optional-dependencies", {}).values()
+    wanted = [extra for extra in extras if imported & {NAME.match(x)[0] for x in extra}]
+    return [library for extra in wanted for library in extra]
 
 
 def needed_files(chapter: Chapter) -> list[Path]:
