@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from workkit.known import BAD, named
-from workkit.values import alike
+from workkit.known import BAD, alike, named
 
 
 def judge(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from workkit.values import alike, brief, digits, shows
+from workkit.known import alike
+from workkit.values import brief, digits, shows
 
 EQUALITIES = ("Eq", "call", "all")
 PLACES = (4, 8, 12, 17)

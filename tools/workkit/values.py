@@ -94,21 +94,6 @@ def digits(value: Any, most: int = 3) -> str:
     return " ".join(["×".join(map(str, shape)), *texts])
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Whether two digits, or lists of them, are those of one value, on any machine."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(alike, a, b))
-    if a == b:
-        return True
-    if " " in str(a) and " " in str(b):
-        parts = zip(a.split(" "), b.split(" "))  # noqa: B905, the first of a few
-        return all(alike(x, y) for x, y in parts)
-    try:
-        return math.isclose(float(a), float(b), rel_tol=2e-3, abs_tol=1e-6)
-    except (TypeError, ValueError):
-        return False
-
-
 def brief(value: Any, other: Any = None, places: int = 4) -> str:
     """A value in a line; of a large one, the entry where it differs most from another."""
     shape = getattr(value, "shape", None)
