@@ -31,8 +31,13 @@ from workkit.report import detail, folded, in_words, next_step, pace, told
 from workkit.store import Store, name_of
 from workkit.tracing import Tracer
 
-SAMPLE = "03"  # what is checked even where nothing has changed
-ALIKE = ("04", "05")  # the same, of right answers that are not ours
+SAMPLE = ("03", "attention", "a crash", "a syntax error")  # what is tried every time
+
+
+def only_sometimes(request, name=None):
+    """Skips what takes long, unless it is in the sample, or --thorough was said."""
+    if name not in SAMPLE and not request.config.getoption("--thorough"):
+        pytest.skip("--thorough tries it")
 
 
 def every_chapter(test):
@@ -189,15 +194,14 @@ def test_the_page_says_how_much_it_is(untouched):
     known = read_data(untouched).values()
     blanks = [blank for chapter in known for blank in chapter["blanks"].values()]
     lines = round(sum(blank["lines"] for blank in blanks), -1)
-    hours = int(sum(blank["minutes"] for blank in blanks) / 60)
+    hours = round(sum(blank["minutes"] for blank in blanks) / 60)
     told = f"{len(blanks)} definitions, about {lines} lines, some {hours} hours"
     assert told in (ROOT / "book" / "workbook.md").read_text("utf-8")
 
 
 @every_chapter
 def test_our_answers_pass(folder, ours, key, request):
-    if key != SAMPLE and not request.config.getoption("--thorough"):
-        pytest.skip("--thorough tries every chapter")
+    only_sometimes(request, key)
     write(folder, ours)
     done = check(folder, key, "--json", folder / "grade.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -224,8 +228,7 @@ def others(untouched):
 @pytest.mark.parametrize("key", sorted(path.stem for path in WRITTEN.glob("*.py")))
 def test_right_answers_of_another_kind_pass(folder, ours, others, key, request):
     """Those of a chapter; in the others, ours."""
-    if key not in ALIKE and not request.config.getoption("--thorough"):
-        pytest.skip("--thorough tries every chapter")
+    only_sometimes(request, key)
     write(folder, ours | others[key])
     done = check(folder, key, "--json", folder / "grade.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -272,20 +275,17 @@ def test_each_mistake_is_known_by_its_own_numbers(untouched):
 @pytest.mark.skipif(sys.platform != "linux", reason="mistakes are entered in forks")
 @every_chapter
 def test_each_mistake_entered_is_named(key, tmp_path, untouched, request):
-    """Two of a chapter's mistakes, or with --thorough four of every chapter's.
+    """Four of a chapter's mistakes.
 
     They are those that stand at even distances in the record; one of four may be told as
     another. `python tools workbook_mistakes NN --check` enters all, which takes minutes
     for each chapter.
     """
-    thorough = request.config.getoption("--thorough")
+    only_sometimes(request)
     if not read_data(untouched)[key]["blanks"]:
         pytest.skip("nothing of the package is written there")
-    if key != SAMPLE and not thorough:
-        pytest.skip("--thorough tries every chapter")
     program = "import sys; sys.path.insert(0, sys.argv[1])\n" + NAMED
-    most = "4" if thorough else "2"
-    command = [sys.executable, "-c", program, ROOT / "tools", ROOT, tmp_path, key, most]
+    command = [sys.executable, "-c", program, ROOT / "tools", ROOT, tmp_path, key]
     done = subprocess.run(command, capture_output=True, encoding="utf-8")
     told = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
     wrong = [names[0] for names, said in told if not set(names) & set(said)]
@@ -310,7 +310,7 @@ bench = Bench(root, folder)
 (chapter,) = [c for c in read_chapters(root) if c.key == key]
 asked = [f for f in read_faults(root, chapter) if f.kind == "equation"]
 tried = [(f, entered) for f in asked if (entered := bench.entered(chapter, f))]
-for fault, entered in tried[:: -(-len(tried) // int(sys.argv[5]))]:
+for fault, entered in tried[:: -(-len(tried) // 4)]:
     said = told(bench.data[key], bench.try_out(key, entered) or [])
     others = [f.mistake for f, same in tried if same == entered]  # the same by another name
     print(json.dumps([[fault.mistake, *others], said]))
@@ -324,11 +324,14 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("new", "told"), ENDS.values(), ids=ENDS)
-def test_what_breaks_ends_with_a_message(folder, ours, new, told):
+@pytest.mark.parametrize("kind", ENDS)
+def test_what_breaks_ends_with_a_message(folder, ours, kind, request):
+    only_sometimes(request, kind)
+    new, told = ENDS[kind]
     program = folder / "tools" / "workkit" / "checking.py"
-    text = program.read_text("utf-8").replace("SECONDS = 180", "SECONDS = 8")
-    program.write_text(text, encoding="utf-8")
+    if kind == "a loop":
+        text = program.read_text("utf-8").replace("SECONDS = 180", "SECONDS = 8")
+        program.write_text(text, encoding="utf-8")
     name = "causal_attention.CausalAttention"
     broken = ours[name].replace("self.attention = ", f"{new}self.attention = ")
     write(folder, ours | {name: broken})
@@ -414,8 +417,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name, request):
-    if name == "english" and not request.config.getoption("--thorough"):
-        pytest.skip("--thorough trains a transformer")
+    only_sometimes(request, name)
     if name == "kernel" and sys.platform != "linux":
         pytest.skip("there is no Triton here")
     write(folder, ours)
@@ -435,7 +437,8 @@ def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name, req
 
 
 @pytest.mark.parametrize("name", MISTAKEN)
-def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name):
+def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name, request):
+    only_sometimes(request, name)
     if name == "kernel" and sys.platform != "linux":
         pytest.skip("there is no Triton here")
     key, sentence, told = MISTAKEN[name]
@@ -450,8 +453,7 @@ def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name):
 
 
 def test_what_the_model_writes_is_looked_at(folder, ours, request):
-    if not request.config.getoption("--thorough"):
-        pytest.skip("--thorough trains a transformer")
+    only_sometimes(request)
     drawn = ours["generation.sample"].replace("probabilities, 1,", "probabilities**0, 1,")
     assert drawn != ours["generation.sample"]
     write(folder, ours | {"generation.sample": drawn})
@@ -479,7 +481,8 @@ def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours):
     assert check(folder, "milestone", "nonsense").returncode == 2
 
 
-def test_a_milestone_without_end_ends_with_a_message(folder, ours):
+def test_a_milestone_without_end_ends_with_a_message(folder, ours, request):
+    only_sometimes(request)
     program = folder / "tools" / "workkit" / "checking.py"
     text = program.read_text("utf-8").replace("SECONDS = 180", "SECONDS = 8")
     program.write_text(text, encoding="utf-8")
@@ -494,8 +497,7 @@ def test_a_milestone_without_end_ends_with_a_message(folder, ours):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="without Triton it isn't all")
 def test_the_package_is_installed_and_tested(folder, ours, request):
-    if not request.config.getoption("--thorough"):
-        pytest.skip("--thorough makes a bare environment")
+    only_sometimes(request)
     write(folder, ours)
     for path in (folder / "tests").glob("test_*.py"):
         if path.name != "test_multi_head.py":
