@@ -37,9 +37,15 @@ settings.register_profile("attnlib", derandomize=True, deadline=None, max_exampl
 settings.load_profile("attnlib")
 
 
-def pytest_collection_modifyitems(items):
-    """Marks what needs a browser or the built site: `-m "not site"` leaves it out."""
+def pytest_collection_modifyitems(config, items):
+    """Marks what needs a browser or the built site: `-m "not site"` leaves it out.
+
+    What is marked as thorough is left to --thorough.
+    """
+    left = pytest.mark.skip(reason="--thorough tries it")
     for item in items:
+        if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
+            item.add_marker(left)
         if {"browser", "site"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("site")
 

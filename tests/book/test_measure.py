@@ -70,6 +70,7 @@ def test_nothing_is_measured_in_the_book(chapter):
     assert len(body.strip().splitlines()) <= 30
 
 
+@pytest.mark.thorough
 @each_chapter
 def test_it_measures(chapter):
     if chapter.key == "15":

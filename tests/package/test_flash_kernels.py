@@ -233,6 +233,7 @@ for same_bits in (False, True):
 """
 
 
+@pytest.mark.thorough
 def test_a_launch_compiles_the_same():
     """Types, constants and what 16 divides are what Triton finds in a launch."""
     kernels = ["forward", "statistics", "all_gradients"]
@@ -390,6 +391,7 @@ with patch.object(triton, "__version__", "3.3.1"):
 """
 
 
+@pytest.mark.thorough
 def test_what_a_t4_takes():
     """16 and 32 bits, but no bfloat16; never by itself."""
     found = run("-c", STAND_IN + ON_A_T4, "75")
@@ -482,6 +484,7 @@ def test_tuning_writes_the_table():
 HOPPER = BENCHMARKS / "flash_hopper.py"
 
 
+@pytest.mark.thorough
 def test_what_hopper_brings_is_right():
     """Descriptors, roles and persistent programs give the same, in the interpreter."""
     found = run(HOPPER, "--dry-run")

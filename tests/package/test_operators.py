@@ -352,6 +352,7 @@ for strict in (False, True):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="the page says PyTorch 2.13")
 @pytest.mark.parametrize("heads", ["scaled dot product", "tiles", "auto"])
 def test_one_graph_and_free_sizes_with_gradients(heads):

@@ -264,6 +264,7 @@ def test_export(norm_first, as_shipped):
 @pytest.mark.skipif(
     sys.platform == "win32", reason="torch.compile needs vcvars64.bat called first there"
 )
+@pytest.mark.thorough
 def test_compile(as_shipped):
     block = TransformerBlock(16, 2).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
