@@ -429,8 +429,8 @@ def refuse_other_heads(attention: Any, window: int | None = None) -> None:
         window: how many tokens a query of the model sees; `None` means all.
 
     Raises:
-        ValueError: a head has parameters, of which the files know nothing, another window,
-            or a scale of its own.
+        ValueError: a head has parameters, of which the files know nothing, or another
+            window.
 
     Source: chapter 20.
     """
@@ -443,9 +443,8 @@ def refuse_other_heads(attention: Any, window: int | None = None) -> None:
                 "attention: expected one without parameters, since the files have none "
                 f"for it, got {type(head).__name__}"
             )
-        for name, wanted in (("window", window), ("scale", None)):
-            if (got := getattr(head, name, None)) != wanted:
-                raise ValueError(f"attention: expected {name}={wanted}, got {got}")
+        if (got := getattr(head, "window", None)) != window:
+            raise ValueError(f"attention: expected window={window}, got {got}")
 
 
 class Progress:

@@ -149,8 +149,8 @@ class GPT2(LanguageModel):
 
         Args:
             folder: where the files are.
-            attention: what a head is, as for `LanguageModel`, without parameters, and
-                without a window or a scale, which the model was not trained with.
+            attention: what a head is, as for `LanguageModel`, without parameters or a
+                window, with which the model was not trained.
             dtype, device, report: as for `load_into`.
 
         Raises:

@@ -339,7 +339,7 @@ class Llama(LanguageModel):
             folder: where the files are.
             dtype: of the model; `None` means that of the files.
             device: where it goes; `None` means the CPU.
-            attention: as for `Llama`, without parameters or a scale of its own.
+            attention: as for `Llama`, without parameters.
             report: told after each tensor, see `load_into`.
 
         Raises:

@@ -309,7 +309,6 @@ def test_the_published_configuration_is_read(written):
     [
         (LearnedBiasAttention(4, causal=True), "without parameters, .* got LearnedBias"),
         (FlashAttention(causal=True, window=3), "window=None, got 3"),
-        (FlashAttention(causal=True, scale=2.0), "scale=None, got 2.0"),
         ([FlashAttention(causal=True, window=3)] * 4, "window=None, got 3"),
         (FlashAttention(), "causal=True"),
     ],

@@ -327,7 +327,6 @@ def test_words_that_small_models_have_besides(tmp_path):
     ("heads", "said"),
     [
         (LearnedBiasAttention(4, causal=True), "without parameters"),
-        (FlashAttention(causal=True, scale=2.0), "scale=None, got 2.0"),
         (FlashAttention(causal=True, window=3), "window=None, got 3"),
     ],
 )
