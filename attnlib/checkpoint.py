@@ -309,7 +309,8 @@ def load_into(
             what takes more than some seconds.
 
     Raises:
-        TypeError: a tensor without floating-point numbers, or of different types.
+        TypeError: a tensor without floating-point numbers, or of different types; or dtype
+            is none of floating point.
         ValueError: a tensor is missing, in surplus, or has another shape.
 
     Source: chapter 20.
@@ -317,7 +318,10 @@ def load_into(
     plan = {n: Into((to,)) if isinstance(to, str) else to for n, to in names.items()}
     here = dict(module.named_parameters())
     refuse_misfits(here, tensors, plan, ignored)
-    dtype = dtype or require_one_dtype(tensors, plan)
+    if dtype is None:
+        dtype = require_one_dtype(tensors, plan)
+    elif not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype: expected a torch.dtype of floating point, got {dtype!r}")
     report = report or Progress()
     sizes = {name: math.prod(tensors.shapes[name]) for name in plan}
     done, total = 0, sum(sizes.values())
@@ -396,6 +400,51 @@ def require_one_dtype(tensors: Tensors, plan: Mapping[str, Into]) -> torch.dtype
                 f"{tensors.dtypes[name]}; to convert them all, give dtype"
             )
     return tensors.dtypes[first]
+
+
+def refuse_another_head(tensors: Tensors, tokens: str) -> None:
+    """Refuses a file whose logits are made by another matrix than its tokens'.
+
+    Args:
+        tensors: from `read_tensors`.
+        tokens: the name of the tokens' matrix, which the model uses for the logits, too.
+
+    Raises:
+        ValueError: there is a tensor lm_head.weight with other numbers.
+
+    Source: chapter 20; chapter 9, eq-tied-logits.
+    """
+    head = "lm_head.weight"
+    if head in tensors and tokens in tensors:
+        same = tensors.shapes[head] == tensors.shapes[tokens]
+        if not same or not torch.equal(tensors[head], tensors[tokens]):
+            raise ValueError(f"{head}: expected the numbers of {tokens}, got others")
+
+
+def refuse_other_heads(attention: Any, window: int | None = None) -> None:
+    """Refuses heads with which a trained model would compute something else.
+
+    Args:
+        attention: `None`, a class, an attention, or a list with one for each head.
+        window: how many tokens a query of the model sees; `None` means all.
+
+    Raises:
+        ValueError: a head has parameters, of which the files know nothing, or another
+            window.
+
+    Source: chapter 20.
+    """
+    several = isinstance(attention, list | tuple | nn.ModuleList)
+    for head in attention if several else [attention]:
+        if not isinstance(head, nn.Module):
+            continue
+        if any(True for _ in head.parameters()):
+            raise ValueError(
+                "attention: expected one without parameters, since the files have none "
+                f"for it, got {type(head).__name__}"
+            )
+        if (got := getattr(head, "window", None)) != window:
+            raise ValueError(f"attention: expected window={window}, got {got}")
 
 
 class Progress:

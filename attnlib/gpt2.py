@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from attnlib.checkpoint import (
     Into,
     Report,
-    Tensors,
     load_into,
     read_config,
     read_tensors,
+    refuse_another_head,
+    refuse_other_heads,
     refuse_unknown_config,
 )
 from attnlib.checks import require_count
@@ -63,6 +64,7 @@ IGNORED = [
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "n_inner"),
     *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
     *("summary_type", "summary_use_proj", "task_specific_params", "id2label", "label2id"),
+    *("n_special", "predict_special_tokens", "_num_labels"),
     *(
         "bos_token_id",
         "eos_token_id",
@@ -147,7 +149,8 @@ class GPT2(LanguageModel):
 
         Args:
             folder: where the files are.
-            attention: what a head is, as for `LanguageModel`, without parameters.
+            attention: what a head is, as for `LanguageModel`, without parameters or a
+                window, with which the model was not trained.
             dtype, device, report: as for `load_into`.
 
         Raises:
@@ -158,11 +161,12 @@ class GPT2(LanguageModel):
                 shape or type. It is named, and no memory was taken.
         """
         options = options_of(read_config(folder))
+        refuse_other_heads(attention)
         tensors = read_tensors(folder)
         with torch.device("meta"):  # shapes without memory
             model = cls(**options, attention=attention)
         prefix = "transformer." if "transformer.wte.weight" in tensors else ""
-        refuse_another_head(tensors, prefix)
+        refuse_another_head(tensors, prefix + "wte.weight")
         ignored = {"lm_head.weight"}
         for block in range(len(model.blocks)):  # masks that older files carry along
             ignored |= {f"{prefix}h.{block}.attn.{n}" for n in ("bias", "masked_bias")}
@@ -200,21 +204,6 @@ def names_of(blocks: int, prefix: str = "") -> dict[str, str | Into]:
             names[f"{theirs}.mlp.c_fc.{kind}"] = f"{network}.linear_1.{own}"
             names[f"{theirs}.mlp.c_proj.{kind}"] = f"{network}.linear_2.{own}"
     return {prefix + name: into for name, into in names.items()}
-
-
-def refuse_another_head(tensors: Tensors, prefix: str) -> None:
-    """Refuses a file whose logits are made by another matrix than its tokens'.
-
-    Raises:
-        ValueError: there is a tensor lm_head.weight that is not wte.weight again.
-
-    Source: chapter 20; chapter 9, eq-tied-logits.
-    """
-    head, tokens = "lm_head.weight", prefix + "wte.weight"
-    if head in tensors and tokens in tensors:
-        same = tensors.shapes[head] == tensors.shapes[tokens]
-        if not same or not torch.equal(tensors[head], tensors[tokens]):
-            raise ValueError(f"{head}: expected the numbers of {tokens}, got others")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Derived in chapter 22, "Inside transformers" (book/22_inside_transformers.ipynb)
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,8 @@ HARMLESS = frozenset({
     *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
     *("num_items_in_batch", "logits_to_keep"),
 })  # fmt: skip
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 def scaled_query(
@@ -205,7 +207,7 @@ def attend_for_model(
     Source: chapter 22, eq-none-means.
     """
     known = refuse_unknown(options)
-    queries = query.shape[-2]
+    queries, held = query.shape[-2], key.shape[-2]
     causal = known["is_causal"]
     causal = getattr(module, "is_causal", True) if causal is None else causal
     causal = bool(causal) and attention_mask is None and queries > 1
@@ -213,7 +215,8 @@ def attend_for_model(
         key, value = key[..., :queries, :], value[..., :queries, :]
     if attention_mask is None:
         refuse_lost_window(known["sliding_window"], key.shape[-2])
-    mask, query = attention_mask, scaled_query(query, scaling)
+    key, value, mask = without_empty_places(key, value, attention_mask)
+    query = scaled_query(query, scaling)
     written = any(known[name] is not None for name in IN_THE_MASK)
     if causal and (written or "causal" not in vars(attention)):
         mask, causal = causal_mask(queries, key.shape[-2], query.device), False
@@ -227,9 +230,50 @@ def attend_for_model(
         raise ValueError(
             f"output_attentions: expected False, since {name} never forms the weights"
         )
-    if weights is not None and known["s_aux"] is not None:
-        weights = weights[..., :-1]
+    if weights is not None:
+        weights = weights[..., :-1] if known["s_aux"] is not None else weights
+        weights = F.pad(weights, (0, held - weights.shape[-1]))  # what was cut off has 0
     return output.transpose(1, 2).contiguous(), weights
+
+
+def mask_for_model(theirs: Callable[..., Tensor | None], **options: Any) -> Tensor | None:
+    """The library's mask; its attribute `used` tells how many keys are no empty places.
+
+    A static cache returns places that hold nothing yet. The mask hides them, but scores
+    that depend on places count from the last key.
+
+    Args:
+        theirs: what makes the mask.
+        options: what the library passes to it.
+
+    Source: chapter 22, eq-guest-sees.
+    """
+    mask = theirs(**options)
+    if mask is None or torch.compiler.is_compiling():
+        return mask
+    if "q_length" in options:
+        used = options.get("q_offset", 0) + options["q_length"]
+    else:  # before transformers passed lengths
+        used = options["cache_position"][-1] + 1
+    used = int(used - options.get("kv_offset", 0))
+    if 0 < used < mask.shape[-1] and not mask[..., used:].any():
+        mask.used = used
+    return mask
+
+
+def without_empty_places(
+    key: Float[Tensor, "batch kv_heads keys d_k"],
+    value: Float[Tensor, "batch kv_heads keys d_v"],
+    mask: Mask | None,
+) -> tuple[Tensor, Tensor, Mask | None]:
+    """Keys, values and mask up to where the mask of `mask_for_model` says that they end.
+
+    Source: chapter 22, eq-guest-sees.
+    """
+    used = None if torch.compiler.is_compiling() else getattr(mask, "used", None)
+    if used is None or mask is None or mask.shape[-1] != key.shape[-2]:
+        return key, value, mask
+    return key[..., :used, :], value[..., :used, :], mask[..., :used]
 
 
 def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
@@ -265,13 +309,16 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
             "attention: expected one without parameters, since the model would neither "
             f"save nor train those of {kind}"
         )
-    for own in ("causal", "window", "scale", "dropout"):
-        got = getattr(attention, own, None)
-        if got is not None and got is not False and got != 0:
-            raise ValueError(
-                f"attention: expected {kind} without {own}, which the model says at every "
-                f"call, got {own}={got}"
-            )
+    for part in attention.modules():
+        for own in ("causal", "window", "scale", "dropout"):
+            got = getattr(part, own, None)
+            if own == "dropout" and isinstance(part, DROPOUTS):
+                got = part.p
+            if got is not None and got is not False and got != 0:
+                raise ValueError(
+                    f"attention: expected {kind} without {own}, which the model says at "
+                    f"every call, got {own}={got}"
+                )
 
 
 def register(name: str = "attnlib", attention: BaseAttention | None = None) -> str:
@@ -280,6 +327,10 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
     `model.set_attn_implementation(name)` puts it into a model, `attn_implementation=name`
     into one that is being loaded. The mask is registered together with it: without, a model
     gives no mask at all, and padding is read as text.
+
+    Scores may depend on the places of the keys, with every cache. Two cases are left out:
+    sinks, which are one more key, and `torch.compile` over a static cache, whose empty
+    places are then counted.
 
     Args:
         name: by which models ask for it. A name that this function gave may be given anew.
@@ -307,6 +358,6 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
     if name in AttentionInterface().valid_keys() and name not in MINE:
         raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
     AttentionInterface.register(name, partial(attend_for_model, attention))
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, partial(mask_for_model, sdpa_mask))
     MINE.add(name)
     return name

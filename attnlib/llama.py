@@ -20,6 +20,8 @@ from attnlib.checkpoint import (
     load_into,
     read_config,
     read_tensors,
+    refuse_another_head,
+    refuse_other_heads,
     refuse_unknown_config,
 )
 from attnlib.checks import (
@@ -337,7 +339,7 @@ class Llama(LanguageModel):
             folder: where the files are.
             dtype: of the model; `None` means that of the files.
             device: where it goes; `None` means the CPU.
-            attention: as for `Llama`.
+            attention: as for `Llama`, without parameters.
             report: told after each tensor, see `load_into`.
 
         Raises:
@@ -346,10 +348,13 @@ class Llama(LanguageModel):
                 that is not supported; a tensor is missing, in surplus, or does not fit.
         """
         arguments = llama_arguments(read_config(folder))
+        refuse_other_heads(attention, arguments["window"])
         tensors = read_tensors(folder)
         with torch.device("meta"):  # shapes without memory
             model = cls(**arguments, attention=attention)
         names = llama_names(model)
+        if model.head is None:
+            refuse_another_head(tensors, "model.embed_tokens.weight")
         options = {"ignored": not_needed(model), "dtype": dtype, "device": device}
         load_into(model, tensors, names, **options, report=report)
         model.positions.to(device or "cpu")
@@ -436,6 +441,7 @@ READ += ("rope_theta", "rope_scaling", "rope_parameters")
 NOTES = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 NOTES += ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "use_cache")
 NOTES += ("pretraining_tp", "output_attentions", "output_hidden_states", "return_dict")
+NOTES += ("transformers.js_config",)
 WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FAMILIES = {  # what is read of each besides
     "llama": ("attention_bias", "mlp_bias"),
@@ -444,6 +450,7 @@ FAMILIES = {  # what is read of each besides
     "qwen3": ("attention_bias", *WINDOWED),
 }
 FIXED = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,), "use_mrope": (False,)}
+FIXED |= {"rope_interleaved": (False,), "is_llama_config": (True,)}  # in SmolLM's files
 TRUTHS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 COUNTS = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers")
 
@@ -512,6 +519,8 @@ def window_of(config: Mapping[str, Any]) -> int | None:
         return window
     if not config.get("use_sliding_window"):
         window = None
+    elif "sliding_window" not in config:
+        raise ValueError("config.json: expected sliding_window, which is missing")
     kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
     if kinds is None:
         first = config.get("max_window_layers", 28) if window else layers

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from attnlib import GPT2, FlashAttention
+from attnlib import GPT2, FlashAttention, LearnedBiasAttention
 from attnlib.checkpoint import (
     Into,
     Progress,
@@ -298,8 +298,30 @@ def test_the_published_configuration_is_read(written):
         written,
         **{"n_ctx": 32, "task_specific_params": {"text-generation": {"do_sample": True}}},
         **{"output_past": True, "anything": None},
+        **{"n_special": 0, "predict_special_tokens": True},  # the one of medium size
+        **{"_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}},
     )
     GPT2.from_pretrained(written)
+
+
+@pytest.mark.parametrize(
+    "heads, message",
+    [
+        (LearnedBiasAttention(4, causal=True), "without parameters, .* got LearnedBias"),
+        (FlashAttention(causal=True, window=3), "window=None, got 3"),
+        ([FlashAttention(causal=True, window=3)] * 4, "window=None, got 3"),
+        (FlashAttention(), "causal=True"),
+    ],
+)
+def test_heads_that_the_model_was_not_trained_with_are_refused(heads, message, written):
+    with pytest.raises(ValueError, match=f"attention: expected .*{message}"):
+        GPT2.from_pretrained(written, attention=heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_a_dtype_that_is_none_is_refused(dtype, written):
+    with pytest.raises(TypeError, match=r"dtype: expected a torch\.dtype of floating"):
+        GPT2.from_pretrained(written, dtype=dtype)
 
 
 def test_missing_files_are_named(written):

@@ -47,6 +47,27 @@ class Plainest(BaseAttention):
         return ScaledDotProductAttention()(query, key, value, mask)[0], None
 
 
+class Near(BaseAttention):
+    """Scores that fall with the square of the distance of query and key."""
+
+    def forward(self, query, key, value, mask=None):
+        queries, keys = query.shape[-2], key.shape[-2]
+        places = torch.arange(queries)[:, None] + (keys - queries)
+        added = hf.as_added(mask, query) - 0.1 * (places - torch.arange(keys)) ** 2
+        return ScaledDotProductAttention()(query, key, value, added)
+
+
+class Around(BaseAttention):
+    """What another attention does, with a part of its own."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, query, key, value, mask=None):
+        return ScaledDotProductAttention()(query, key, value, mask)
+
+
 GUESTS = {
     "attnlib": FlashAttention(),
     "tiles": FlashAttention(backend="torch"),
@@ -142,6 +163,61 @@ def test_a_text_in_pieces(transformers, make, kind):
                     for a, b in pieces
                 ]
                 close(torch.cat([x.logits for x in logits], dim=1), whole)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "GptOss"])
+def test_scores_that_depend_on_places_with_every_cache(transformers, make, kind):
+    """A static cache returns places that hold nothing: they are no keys."""
+    model = make(kind)
+    model.set_attn_implementation(hf.register("near", Near()))
+    with torch.no_grad():
+        whole = model(IDS).logits
+        for cache in (
+            transformers.DynamicCache(config=model.config),
+            transformers.StaticCache(config=model.config, max_cache_len=20),
+        ):
+            pieces = [(0, 4), (4, 9), (9, 10), (10, 11)]
+            logits = [model(IDS[:, a:b], past_key_values=cache).logits for a, b in pieces]
+            close(torch.cat(logits, dim=1), whole)
+    texts = [
+        model.generate(
+            IDS, attention_mask=REAL["left"], max_new_tokens=8, do_sample=False,
+            cache_implementation=cache, disable_compile=True,
+        )
+        for cache in ("dynamic", "static")
+    ]  # fmt: skip
+    assert torch.equal(*texts)
+
+
+def test_keys_of_another_text_are_not_cut_off():
+    """In cross-attention there may be more keys than were read of this text."""
+    everything = torch.ones(1, 1, 3, 9, dtype=torch.bool)
+    mask = hf.mask_for_model(lambda **options: everything, q_length=3, q_offset=0)
+    assert getattr(mask, "used", None) is None
+    everything[..., 5:] = False
+    older = {"cache_position": torch.tensor([4, 5]), "kv_offset": 1}
+    for options in ({"q_length": 2, "q_offset": 3}, older):
+        assert hf.mask_for_model(lambda **options: everything, **options).used == 5
+
+
+def test_weights_are_as_wide_as_the_keys(transformers, make):
+    model = make("Llama", attn_implementation="eager")
+    seen = {}
+    for name in ("eager", "plain"):
+        model.set_attn_implementation(name)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+        model(IDS[:, :4], past_key_values=cache)
+        seen[name] = model(IDS[:, 4:], past_key_values=cache, output_attentions=True)
+    for found, expected in zip(*(x.attentions for x in seen.values()), strict=True):
+        assert expected.shape[-1] == 20
+        close(found, expected)
+
+
+def test_models_that_have_an_attention_of_their_own_are_left_alone(make):
+    own = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+    model = make("GPTJ", vocab_size=61, **own)
+    model.set_attn_implementation("attnlib")  # warns
+    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama", "Gemma2", "GptOss"])
@@ -295,6 +371,9 @@ def test_options_that_change_nothing():
         ("mine", FlashAttention(window=3), "without window, .* got window=3"),
         ("mine", FlashAttention(scale=2.0), "without scale, .* got scale=2.0"),
         ("mine", ScaledDotProductAttention(0.1), "without dropout, .* got dropout=0.1"),
+        ("mine", Around(nn.Dropout(0.1)), "Around without dropout, .* got dropout=0.1"),
+        ("mine", Around(FlashAttention(causal=True)), "Around without causal"),
+        ("mine", Around(nn.Linear(2, 2)), "without parameters, .* those of Around"),
     ],
 )
 def test_names_and_guests_that_are_refused(name, guest, message, as_shipped):

@@ -7,6 +7,7 @@ import torch
 
 from attnlib import (
     FlashAttention,
+    LearnedBiasAttention,
     Llama,
     RotaryPositions,
     ScaledDotProductAttention,
@@ -210,6 +211,10 @@ REFUSED = {
     "a bias for Mistral": (
         *({"model_type": "mistral", "sliding_window": 5, "attention_bias": True}, "attent"),
     ),
+    "windows of no length": (
+        *(QWEN | {"use_sliding_window": True}, "sliding_window, which is missing"),
+    ),
+    "turns of neighbors": ({"rope_interleaved": True}, "rope_interleaved = False, got"),
     "no word on the window": ({"model_type": "mistral"}, "sliding_window, which is"),
     "no heads of keys": (
         *({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads"),
@@ -289,6 +294,46 @@ def test_speeds_and_a_second_head_in_the_file_do_not_matter(tmp_path):
     ids = ids_of(1, 5)
     logits = Llama.from_pretrained(tmp_path)(ids)
     assert torch.allclose(logits, model(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_another_head_in_the_file_of_a_tied_model_is_refused(tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    model = theirs("Llama, one head of keys, tied")
+    saved(model, tmp_path)
+    tensors = {name: x.clone() for name, x in model.state_dict().items()}
+    tensors["lm_head.weight"][3, 4] += 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    said = (
+        r"lm_head.weight: expected the numbers of model\.embed_tokens\.weight, got others"
+    )
+    with pytest.raises(ValueError, match=said):
+        Llama.from_pretrained(tmp_path)
+
+
+def test_words_that_small_models_have_besides(tmp_path):
+    """SmolLM2's config.json, and what is written there for another program."""
+    model = theirs("Llama")
+    saved(model, tmp_path)
+    path = tmp_path / "config.json"
+    more = {"is_llama_config": True, "rope_interleaved": False}
+    more |= {"transformers.js_config": {"dtype": "q4"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    ids = ids_of(1, 5)
+    logits = Llama.from_pretrained(tmp_path)(ids)
+    assert torch.allclose(logits, model(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        (LearnedBiasAttention(4, causal=True), "without parameters"),
+        (FlashAttention(causal=True, window=3), "window=None, got 3"),
+    ],
+)
+def test_heads_that_the_model_was_not_trained_with(heads, said, tmp_path):
+    saved(theirs("Llama"), tmp_path)
+    with pytest.raises(ValueError, match=f"attention: expected .*{said}"):
+        Llama.from_pretrained(tmp_path, attention=heads)
 
 
 @pytest.mark.parametrize(
