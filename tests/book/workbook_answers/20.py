@@ -74,9 +74,8 @@ class GPT2:
         for n in range(len(model.blocks)):
             ignored += [f"{prefix}h.{n}.attn.bias", f"{prefix}h.{n}.attn.masked_bias"]
         table = names_of(blocks=len(model.blocks), prefix=prefix)
-        load_into(
-            model, tensors, table, ignored=ignored, report=report, device=device, dtype=dtype
-        )
+        form = dict(dtype=dtype, device=device)
+        load_into(model, tensors, table, ignored=ignored, report=report, **form)
         model.train(False)
         return model
 
