@@ -21,11 +21,11 @@ from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
 from other_answers import WRITTEN, other_answers
 from tiny_book import ROOT
-from workkit import cli
+from workkit import cli, libraries
 from workkit.checking import Workbook
 from workkit.definitions import blank
 from workkit.naming import judge
-from workkit.notebook import Desk
+from workkit.notebook import Desk, begin
 from workkit.package import read_data, texts_of
 from workkit.report import detail, folded, in_words, next_step, pace, told
 from workkit.store import Store, name_of
@@ -812,6 +812,33 @@ def test_what_failed_is_next_and_what_waits_for_it_is_not(folder, ours, monkeypa
     assert where in " ".join(said.split())
     assert "… apply_mask waits for causal_mask" in said
     assert "Next: mend `causal_mask`" in said
+
+
+GPT2 = "gpt2.gelu_tanh"
+NEEDS = "Chapter 20 needs safetensors, tokenizers and transformers, which are not installed"
+
+
+def test_a_library_that_is_missing_is_told_in_one_line(folder, ours, capsys, monkeypatch):
+    """And what passed before has passed; chapters without such a library are checked."""
+    write(folder, {GPT2: ours[GPT2], NAME: MINE})
+    book = Workbook(folder)
+    book.state["passed"][GPT2] = True
+    book.save()
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    assert cli.main(folder, ["20", "--json", str(folder / "grade.json")]) == 1
+    said = capsys.readouterr().out
+    assert f"{NEEDS}: python -m pip install -r requirements.txt\n" in said
+    assert "… gelu_tanh waits for safetensors, tokenizers, transformers\n" in said
+    assert "Traceback" not in said and "✗" not in said
+    (grade,) = json.loads((folder / "grade.json").read_text("utf-8"))["chapters"]
+    assert grade["score"] == 0 and grade["max_score"] > 10
+    assert Workbook(folder).state["passed"][GPT2] is True
+    monkeypatch.chdir(folder / "book")
+    begin("20")
+    assert capsys.readouterr().out.startswith(NEEDS)
+    begin("19")
+    assert capsys.readouterr().out == ""
+    assert "needs" not in checked(folder, monkeypatch, "01", note("failed", NAME))[1]
 
 
 def test_one_blank_is_no_choice(untouched):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workkit import earlier, elsewhere, naming
+from workkit import earlier, elsewhere, libraries, naming
 from workkit.ours import book_answer
 from workkit.package import blanks_of, read_data, texts_of, write_package
 from workkit.process import blame_end, parsed, run_job
@@ -80,8 +80,10 @@ class Workbook:
         known = self.data[key]
         synced = self.sync()  # before the warnings, which are of what it read
         said = earlier.warnings(self, key) + synced
-        run = self.run(known, self.answers())
         states = {name: self.state_of(name) for name in known["blanks"]}
+        if names := libraries.absent(known):
+            return libraries.unchecked(key, known, states, names)
+        run = self.run(known, self.answers())
         blanks = naming.judge(known, run["notes"], states)
         for name, problem in self.problems.items():
             if name in blanks:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workkit import cli
+from workkit import cli, libraries
 from workkit import help as helping
 from workkit.checking import Workbook
 from workkit.store import name_of, only_one
@@ -74,6 +74,8 @@ def begin(key: str) -> Desk:
     folder = Path("..").resolve()
     os.environ.setdefault("TRITON_INTERPRET", "1")
     desk = Desk(folder, key)
+    if names := libraries.absent(Workbook(folder).data[key]):
+        print(libraries.asked(key, names))
     try:
         from IPython import get_ipython
 

@@ -1,0 +1,47 @@
+"""Libraries that only some chapters need: which of them are not installed here."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from typing import Any
+
+from bookkit.grammar import only_python
+from workkit.closure import is_import
+from workkit.earlier import called
+
+SOME = ("safetensors", "tokenizers", "transformers")
+GET = "python -m pip install -r requirements.txt"
+
+
+def absent(known: dict[str, Any]) -> list[str]:
+    """Those that the cells of a chapter import and that are not here."""
+    trees = [ast.parse(only_python(cell["source"])) for cell in known["cells"]]
+    imports = [n for tree in trees for n in ast.walk(tree) if is_import(n)]
+    names = {n.module or "" for n in imports if isinstance(n, ast.ImportFrom)}
+    names |= {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
+    wanted = {name.partition(".")[0] for name in names}
+    return [name for name in SOME if name in wanted and find_spec(name) is None]
+
+
+def asked(key: str, names: list[str]) -> str:
+    """One line for the reader."""
+    *most, last = names
+    list_, is_ = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
+    where = called(key)
+    needs = f"{where[0].upper()}{where[1:]} needs {list_}, which {is_} not installed"
+    return f"{needs}: {GET}"
+
+
+def unchecked(key: str, known: dict[str, Any], states: dict[str, str], names: list) -> dict:
+    """What a check says that could not be made: everything waits, and nothing is kept."""
+    blanks = {
+        name: {"state": "waits", "for": names} if state == "written" else {"state": state}
+        for name, state in states.items()
+    }
+    left = {"kind": "unwritten", "came": f"waits for {names[0]}"}
+    exercises = {exercise["number"]: left for exercise in known["exercises"]}
+    equations = dict.fromkeys(known["equations"], False)
+    said = [asked(key, names)]
+    made = {"chapter": key, "blanks": blanks, "equations": equations, "said": said}
+    return made | {"exercises": exercises, "ended": "", "seconds": 0.0}
