@@ -11,9 +11,11 @@ def with_sink(key, value, mask, sinks, queries):
     b, h, m = key.size(0), sinks.numel(), key.size(2)
     rows = key.new_empty(b, h, queries, m + 1)
     for head, score in enumerate(sinks):
-        there = as_added(mask, key).expand(b, -1, -1, -1) if mask is not None else 0.0
-        if mask is not None:
-            there = there[:, head if there.size(1) > 1 else 0]
+        there = as_added(mask, key)
+        if there.dim() > 2 and there.size(-3) > 1:
+            there = there[..., head, :, :]
+        elif there.dim() > 2:
+            there = there.squeeze(-3)
         rows[:, head, :, :m] = there
         rows[:, head, :, m] = score
     empty = [x.new_zeros(b, x.size(1), 1, x.size(3)) for x in (key, value)]
@@ -22,7 +24,7 @@ def with_sink(key, value, mask, sinks, queries):
 
 # hf.capped_scores
 def capped_scores(query, key, mask, cap):
-    b, heads, n, d_k = query.shape
+    b, n, d_k = query.size(0), query.size(2), query.size(3)
     groups = query.reshape(b, key.size(1), -1, n, d_k)
     scores = torch.einsum("bgtnd,bgmd->bgtnm", groups, key) * (d_k**-0.5 / cap)
     powers = torch.exp(-2 * scores.abs())
