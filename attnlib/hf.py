@@ -20,8 +20,6 @@ from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
 from attnlib.multi_head import attend_shared, repeat_heads
 
-MINE: set[str] = set()  # names that `register` has given
-
 # What a model may pass that changes nothing here: it is in the mask already, or for others.
 HARMLESS = frozenset({
     *("position_ids", "cache_position", "position_embeddings", "use_cache"),
@@ -355,9 +353,10 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
         install = "pip install attnlib[transformers]"
         raise ImportError(f"transformers: {wanted}; {install}") from error
 
-    if name in AttentionInterface().valid_keys() and name not in MINE:
+    taken = AttentionInterface().get(name)
+    ours = getattr(getattr(taken, "func", None), "__name__", "") == "attend_for_model"
+    if taken is not None and not ours:
         raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
     AttentionInterface.register(name, partial(attend_for_model, attention))
     AttentionMaskInterface.register(name, partial(mask_for_model, sdpa_mask))
-    MINE.add(name)
     return name
