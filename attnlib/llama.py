@@ -68,7 +68,8 @@ class NormedProjection(Projection):
         self, input: Float[Tensor, "*batch in_features"]
     ) -> Float[Tensor, "*batch out_features"]:
         """Output (..., out_features) of input (..., in_features)."""
-        heads = super().forward(input).unflatten(-1, (-1, len(self.norm.gamma)))
+        output = super().forward(input)
+        heads = output.unflatten(-1, (-1, len(self.norm.gamma)))
         return self.norm(heads).flatten(-2)
 
 

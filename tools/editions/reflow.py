@@ -87,6 +87,7 @@ def reflow(
         heads = [p for p in everything if p.module is piece.module and not p.statement]
         needs = {owner[n] for n in piece.needs if n in owner}
         needs = {p for p in needs if p.order < piece.order or not p.needs & {*piece.names}}
+        needs |= {p for p in everything if extends(piece, p)}
         for needed in [*heads, *sorted(needs, key=lambda p: p.order)]:
             place(needed)
         last = out[-1].pieces if out else []
@@ -114,6 +115,12 @@ def reflow(
         else:
             out.append(Shown(cell))
     return out
+
+
+def extends(piece: Piece, other: Piece) -> bool:
+    """Whether a piece goes on with a name that another has made, as `+=` does."""
+    same = piece.module is other.module and {*piece.names} & {*other.names}
+    return bool(same) and other.order < piece.order
 
 
 def source_of(shown: Shown, answered: bool) -> str:
