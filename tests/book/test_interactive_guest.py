@@ -59,7 +59,8 @@ def library_mask(r, s, n, w, e, skip=True):
     CONFIG.sliding_window = w
     make = masks.create_sliding_window_causal_mask if w else masks.create_causal_mask
     more = {} if skip else {"and_mask_function": lambda b, h, i, j: j >= 0}  # never None
-    return make(CONFIG, torch.zeros(1, n, 8), here, cache, **more)
+    call = {"inputs_embeds": torch.zeros(1, n, 8), "attention_mask": here}
+    return make(config=CONFIG, past_key_values=cache, **call, **more)
 
 
 def seen_without(n, m, rule):
