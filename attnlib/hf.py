@@ -234,46 +234,6 @@ def attend_for_model(
     return output.transpose(1, 2).contiguous(), weights
 
 
-def mask_for_model(theirs: Callable[..., Tensor | None], **options: Any) -> Tensor | None:
-    """The library's mask; its attribute `used` tells how many keys are no empty places.
-
-    A static cache returns places that hold nothing yet. The mask hides them, but scores
-    that depend on places count from the last key.
-
-    Args:
-        theirs: what makes the mask.
-        options: what the library passes to it.
-
-    Source: chapter 22, eq-guest-sees.
-    """
-    mask = theirs(**options)
-    if mask is None or torch.compiler.is_compiling():
-        return mask
-    if "q_length" in options:
-        used = options.get("q_offset", 0) + options["q_length"]
-    else:  # before transformers passed lengths
-        used = options["cache_position"][-1] + 1
-    used = int(used - options.get("kv_offset", 0))
-    if 0 < used < mask.shape[-1] and not mask[..., used:].any():
-        mask.used = used
-    return mask
-
-
-def without_empty_places(
-    key: Float[Tensor, "batch kv_heads keys d_k"],
-    value: Float[Tensor, "batch kv_heads keys d_v"],
-    mask: Mask | None,
-) -> tuple[Tensor, Tensor, Mask | None]:
-    """Keys, values and mask up to where the mask of `mask_for_model` says that they end.
-
-    Source: chapter 22, eq-guest-sees.
-    """
-    used = None if torch.compiler.is_compiling() else getattr(mask, "used", None)
-    if used is None or mask is None or mask.shape[-1] != key.shape[-2]:
-        return key, value, mask
-    return key[..., :used, :], value[..., :used, :], mask[..., :used]
-
-
 def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
     """Refuses a name that means something else, or an attention that would be wrong.
 
@@ -319,6 +279,46 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
                 )
 
 
+def mask_for_model(theirs: Callable[..., Tensor | None], **options: Any) -> Tensor | None:
+    """The library's mask; its attribute `used` tells how many keys are no empty places.
+
+    A static cache returns places that hold nothing yet. The mask hides them, but scores
+    that depend on places count from the last key.
+
+    Args:
+        theirs: what makes the mask.
+        options: what the library passes to it.
+
+    Source: chapter 22, eq-guest-sees.
+    """
+    mask = theirs(**options)
+    if mask is None or torch.compiler.is_compiling():
+        return mask
+    if "q_length" in options:
+        used = options.get("q_offset", 0) + options["q_length"]
+    else:  # before transformers passed lengths
+        used = options["cache_position"][-1] + 1
+    used = int(used - options.get("kv_offset", 0))
+    if 0 < used < mask.shape[-1] and not mask[..., used:].any():
+        mask.used = used
+    return mask
+
+
+def without_empty_places(
+    key: Float[Tensor, "batch kv_heads keys d_k"],
+    value: Float[Tensor, "batch kv_heads keys d_v"],
+    mask: Mask | None,
+) -> tuple[Tensor, Tensor, Mask | None]:
+    """Keys, values and mask up to where the mask of `mask_for_model` says that they end.
+
+    Source: chapter 22, eq-guest-sees.
+    """
+    used = None if torch.compiler.is_compiling() else getattr(mask, "used", None)
+    if used is None or mask is None or mask.shape[-1] != key.shape[-2]:
+        return key, value, mask
+    return key[..., :used, :], value[..., :used, :], mask[..., :used]
+
+
 def register(name: str = "attnlib", attention: BaseAttention | None = None) -> str:
     """Makes an attention known to `transformers`, for every model that can change its own.
 
@@ -347,16 +347,17 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
     refuse_bad_guest(name, attention)
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
+        from transformers.masking_utils import sdpa_mask as theirs
     except ImportError as error:
         wanted = "expected version 5 or newer to be installed"
         install = "pip install attnlib[transformers]"
         raise ImportError(f"transformers: {wanted}; {install}") from error
+    sdpa_mask = partial(mask_for_model, theirs)
 
     taken = AttentionInterface().get(name)
     ours = getattr(getattr(taken, "func", None), "__name__", "") == "attend_for_model"
     if taken is not None and not ours:
         raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
     AttentionInterface.register(name, partial(attend_for_model, attention))
-    AttentionMaskInterface.register(name, partial(mask_for_model, sdpa_mask))
+    AttentionMaskInterface.register(name, sdpa_mask)
     return name
