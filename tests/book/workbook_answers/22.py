@@ -66,12 +66,3 @@ def attend_for_model(
     if weights is not None and known["s_aux"] is not None:
         weights = weights.narrow(-1, 0, weights.shape[-1] - 1)
     return output.movedim(1, 2).contiguous(), weights
-
-
-# hf.register
-def register(name="attnlib", attention=None):
-    tables = {AttentionMaskInterface: sdpa_mask}
-    tables[AttentionInterface] = partial(attend_for_model, attention)
-    for table, function in tables.items():
-        table.register(name, function)
-    return name
