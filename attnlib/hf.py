@@ -213,8 +213,8 @@ def attend_for_model(
         key, value = key[..., :queries, :], value[..., :queries, :]
     if attention_mask is None:
         refuse_lost_window(known["sliding_window"], key.shape[-2])
-    key, value, mask = without_empty_places(key, value, attention_mask)
-    query = scaled_query(query, scaling)
+    mask, query = attention_mask, scaled_query(query, scaling)
+    key, value, mask = without_empty_places(key, value, mask)
     written = any(known[name] is not None for name in IN_THE_MASK)
     if causal and (written or "causal" not in vars(attention)):
         mask, causal = causal_mask(queries, key.shape[-2], query.device), False
