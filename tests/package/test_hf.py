@@ -1,5 +1,6 @@
 """Any attention inside the models of transformers, and what is refused."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -379,6 +380,15 @@ def test_options_that_change_nothing():
 def test_names_and_guests_that_are_refused(name, guest, message, as_shipped):
     with pytest.raises((TypeError, ValueError), match=message):
         hf.register(name, guest)
+
+
+def test_a_name_is_known_again_when_the_module_is_loaded_anew(transformers):
+    """As after an edit of it in a notebook."""
+    spec = importlib.util.spec_from_file_location("attnlib_hf_anew", hf.__file__)
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    hf.register("edited", FlashAttention())
+    assert anew.register("edited", FlashAttention()) == "edited"
 
 
 def test_a_name_may_be_given_anew_by_us_only(transformers, make):
