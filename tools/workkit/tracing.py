@@ -64,7 +64,8 @@ class Tracer:
             self.note("skipped", text)
             return
         plain = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
-        for name in makes:
+        calls = {*self.owner} - plain if definition else set()  # it will, and changes none
+        for name in makes - calls:
             kept = set() if name in plain else self.behind.get(name, set())
             self.behind[name] = behind | kept
         self.lost -= makes
