@@ -324,11 +324,27 @@ def load_into(
     for name in (name for name in tensors if name in plan):  # in the order of the files
         parts = plan[name].parts(tensors[name], here)
         for parameter, part in zip(plan[name].parameters, parts, strict=True):
-            fresh = part.to(device or "cpu", dtype, copy=True)
+            by_columns = parameter.endswith(".W") and dtype.itemsize < 4
+            fresh = copied(part, by_columns, device or "cpu", dtype)
             put_parameter(module, parameter, fresh, here[parameter].requires_grad)
         del parts, part  # so that the file's memory is released before the next
         done += sizes[name]
         report(name, done, total)
+
+
+def copied(
+    part: Tensor, by_columns: bool, device: torch.device | str, dtype: torch.dtype
+) -> Tensor:
+    """A copy whose memory holds row after row, or column after column.
+
+    The product of one token with a matrix W is fastest by rows in float32, and by columns,
+    as `nn.Linear` has it, in types of two bytes.
+
+    Source: chapter 20.
+    """
+    ordered = part.T if by_columns else part
+    rows = ordered.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+    return rows.T if by_columns else rows
 
 
 def put_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
