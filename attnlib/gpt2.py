@@ -18,6 +18,7 @@ from attnlib.checkpoint import (
     Report,
     Tensors,
     load_into,
+    order_memory,
     read_config,
     read_tensors,
     refuse_unknown_config,
@@ -169,6 +170,7 @@ class GPT2(LanguageModel):
         names = names_of(len(model.blocks), prefix)
         options = {"dtype": dtype, "device": device, "report": report}
         load_into(model, tensors, names, ignored=ignored, **options)
+        order_memory(model)
         return model.eval()
 
 

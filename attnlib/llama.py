@@ -18,6 +18,7 @@ from attnlib.checkpoint import (
     Into,
     Report,
     load_into,
+    order_memory,
     read_config,
     read_tensors,
     refuse_unknown_config,
@@ -329,6 +330,7 @@ class Llama(LanguageModel):
         options = {"ignored": not_needed(model), "dtype": dtype, "device": device}
         load_into(model, tensors, names, **options, report=report)
         model.positions.to(device or "cpu")
+        order_memory(model)
         return model.eval()
 
 

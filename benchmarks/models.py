@@ -72,12 +72,12 @@ def measure(
                     theirs.generate, ids, max_new_tokens=length, do_sample=False
                 ),
             }
-            if dtype == torch.float32:
-                assert torch.equal(calls["attnlib"](), calls["transformers"]())
-            times = time_in_turn(calls, rounds)
+            same = torch.equal(calls["attnlib"](), calls["transformers"]())
+            assert same or dtype != torch.float32
+            times = time_in_turn(calls, rounds, warm=False)
             pairs = zip(times["transformers"], times["attnlib"], strict=True)
             row: dict[str, object] = {"family": family, "dtype": str(dtype)[6:]}
-            row |= {"batch": batch, "read": read}
+            row |= {"batch": batch, "read": read, "same": same}
             for name, ms in times.items():
                 per_s = 1e3 * batch * length / statistics.median(ms)
                 row[f"{name}_per_s"] = round(per_s, 1)
