@@ -14,7 +14,7 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -59,9 +59,8 @@ def both(family: str, sizes: dict[str, int], dtype: torch.dtype) -> tuple[object
 
 def measure(
     family: str, sizes: dict[str, int], length: int, rounds: int
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """A row for each type, number of texts and length of what was read."""
-    rows = []
     for dtype in (torch.float32, torch.bfloat16):
         mine, theirs = both(family, sizes, dtype)
         for batch, read in TEXTS:
@@ -82,9 +81,8 @@ def measure(
                 per_s = 1e3 * batch * length / statistics.median(ms)
                 row[f"{name}_per_s"] = round(per_s, 1)
             row["speed"] = round(statistics.median(b / a for b, a in pairs), 3)
-            rows.append(row)
             print(row, flush=True)
-    return rows
+            yield row
 
 
 def main() -> None:
@@ -93,12 +91,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--length", type=int, default=64, help="tokens written")
     options = parser.parse_args()
-    sizes, last = (TINY if options.small else SIZES), (options.length, options.rounds)
-    rows = [row for name in FAMILIES for row in measure(name, sizes[name], *last)]
-    if not options.small:
-        record = {"transformers": transformers.__version__, "sizes": SIZES}
-        record |= {"length": options.length, "rounds": options.rounds}
-        write_record("models", {**record, "rows": rows})
+    length, rounds = options.length, options.rounds
+    record = {"transformers": transformers.__version__, "sizes": SIZES}
+    record |= {"length": length, "rounds": rounds}
+    rows: list[dict[str, object]] = []
+    for name, sizes in (TINY if options.small else SIZES).items():
+        for row in measure(name, sizes, length, rounds):
+            rows.append(row)
+            if not options.small:  # after each row: a run that is stopped leaves the others
+                write_record("models", {**record, "rows": rows})
 
 
 if __name__ == "__main__":
