@@ -609,7 +609,9 @@ def require_caches(
 
     Source: chapter 17; the contract, appendix A.
     """
-    listed = isinstance(cache, Sequence) and all(isinstance(c, CacheLike) for c in cache)
+    listed = isinstance(cache, Sequence)
+    one_of_each = {type(c): c for c in cache}.values() if listed else ()
+    listed = listed and all(isinstance(c, CacheLike) for c in one_of_each)  # slow a call
     if not listed:
         raise TypeError(f"cache: expected a list of caches, one a block, got {cache!r}")
     if len(cache) != blocks:

@@ -36,6 +36,7 @@ def sample(
         raise ValueError(f"temperature: expected at least 0, got {temperature}")
     if top_k is not None:
         require_sizes(top_k=top_k)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:

@@ -17,6 +17,7 @@ from attnlib.checkpoint import (
     Into,
     Report,
     load_into,
+    order_memory,
     read_config,
     read_tensors,
     refuse_another_head,
@@ -173,6 +174,7 @@ class GPT2(LanguageModel):
         names = names_of(len(model.blocks), prefix)
         options = {"dtype": dtype, "device": device, "report": report}
         load_into(model, tensors, names, ignored=ignored, **options)
+        order_memory(model)
         return model.eval()
 
 

@@ -7,7 +7,7 @@ Derived in chapter 21, "Llama" (book/21_llama.ipynb).
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from attnlib.checkpoint import (
     Into,
     Report,
     load_into,
+    order_memory,
     read_config,
     read_tensors,
     refuse_another_head,
@@ -263,26 +264,12 @@ class Llama(LanguageModel):
         return_weights: bool = False,
         cache: Sequence[CacheLike] | None = None,
         padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+        last: int | None = None,
     ) -> (
-        Float[Tensor, "*batch tokens vocab_size"]
-        | tuple[Float[Tensor, "*batch tokens vocab_size"], list[list[Tensor | None] | None]]
+        Float[Tensor, "*batch shown vocab_size"]
+        | tuple[Float[Tensor, "*batch shown vocab_size"], list[list[Tensor | None] | None]]
     ):
         """Logits of the next token at each position; see `LanguageModel.forward`."""
-        x, per_block = self.read(ids, return_weights, cache, padding)
-        logits = self.logits(x)
-        return (logits, per_block) if return_weights else logits
-
-    def read(
-        self,
-        ids: Int[Tensor, "*batch tokens"],
-        return_weights: bool = False,
-        cache: Sequence[CacheLike] | None = None,
-        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
-    ) -> tuple[Float[Tensor, "*batch tokens embed_dim"], list[list[Tensor | None] | None]]:
-        """What the last block and the norm make of the tokens, and the weights asked for.
-
-        Args, Raises: see `LanguageModel.forward`.
-        """
         require_ids(ids, self.context_length)
         start, mask, caches = 0, None, [None] * len(self.blocks)
         if cache is not None:
@@ -298,7 +285,10 @@ class Llama(LanguageModel):
             if return_weights:
                 x, weights = x
                 per_block.append(weights)
-        return self.norm(x), per_block
+        if last is not None:
+            x = x[..., -require_count("last", last) :, :]
+        logits = self.logits(self.norm(x))
+        return (logits, per_block) if return_weights else logits
 
     def logits(
         self, x: Float[Tensor, "*batch embed_dim"]
@@ -307,19 +297,6 @@ class Llama(LanguageModel):
         if self.head is None:
             return F.linear(x, self.token_embedding.weight)
         return self.head(x)
-
-    def last_logits(
-        self,
-        ids: Int[Tensor, "*batch tokens"],
-        cache: Sequence[CacheLike] | Literal[False],
-        padding: Int[Tensor, " batch"] | None,
-    ) -> Float[Tensor, "*batch vocab_size"]:
-        """Logits after the last token only, from the tokens that a cache does not hold."""
-        cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
-        known = cut if cache is False else len(cache[0])
-        front = None if padding is None else (padding - cut).clamp(min=0)
-        x, _ = self.read(ids[..., known:], cache=cache or None, padding=front)
-        return self.logits(x[..., -1, :])
 
     @classmethod
     def from_pretrained(
@@ -359,6 +336,7 @@ class Llama(LanguageModel):
         options = {"ignored": not_needed(model), "dtype": dtype, "device": device}
         load_into(model, tensors, names, **options, report=report)
         model.positions.to(device or "cpu")
+        order_memory(model)
         return model.eval()
 
 

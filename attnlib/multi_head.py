@@ -145,6 +145,9 @@ def turn_heads(
         return rotary(q, k.shape[-2] - q.shape[-2]), rotary(k, 0)
     if isinstance(positions, Tensor) and positions.dim() > 1:
         positions = positions.unsqueeze(-2)  # the same for all heads
+    if own_keys and q.shape[-2] == 1:  # one call, as most of a step's time goes to calls
+        both = rotary(torch.cat([q, k], dim=-3), positions)
+        return both[..., : q.shape[-3], :, :], both[..., q.shape[-3] :, :, :]
     return rotary(q, positions), rotary(k, positions if own_keys else 0)
 
 

@@ -58,7 +58,8 @@ def turn(
     cos, sin = angle.cos(), angle.sin()
     if magnitude != 1.0:
         cos, sin = cos * magnitude, sin * magnitude
-    a, c = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    wide = x.to(cos.dtype)  # once, not in each of the four products
+    a, c = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
     first, second = a * cos - c * sin, a * sin + c * cos
     if interleaved:
         return torch.stack([first, second], dim=-1).flatten(-2).to(x.dtype)

@@ -18,6 +18,7 @@ from attnlib.checks import (
     CacheLike,
     require_caches,
     require_causal,
+    require_count,
     require_ids,
     require_padding,
     require_probability,
@@ -248,9 +249,10 @@ class LanguageModel(nn.Module):
         return_weights: bool = False,
         cache: Sequence[CacheLike] | None = None,
         padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+        last: int | None = None,
     ) -> (
-        Float[Tensor, "*batch tokens vocab_size"]
-        | tuple[Float[Tensor, "*batch tokens vocab_size"], list[list[Tensor | None] | None]]
+        Float[Tensor, "*batch shown vocab_size"]
+        | tuple[Float[Tensor, "*batch shown vocab_size"], list[list[Tensor | None] | None]]
     ):
         """Logits of the next token at each position, on request with all the weights.
 
@@ -262,12 +264,14 @@ class LanguageModel(nn.Module):
                 and these together.
             padding: how many columns at the front of each sequence of the batch, (batch,),
                 hold no token; those in the cache are counted, too.
+            last: of how many tokens at the end to return the logits; `None` means all.
 
         Raises:
             IndexError: an id outside the vocabulary (raised by PyTorch).
-            TypeError: ids or padding are not integers, or cache is not a list of caches.
+            TypeError: ids, padding or last are not integers, or cache is not a list of
+                caches.
             ValueError: more tokens than context_length, or no dimension of tokens; a cache
-                that is full or holds other sequences; a padding below 0.
+                that is full or holds other sequences; a padding below 0, or last below 1.
         """
         require_ids(ids, self.context_length)
         start, mask, caches = 0, None, [None] * len(self.blocks)
@@ -291,6 +295,8 @@ class LanguageModel(nn.Module):
             if return_weights:
                 x, weights = x
                 per_block.append(weights)
+        if last is not None:
+            x = x[..., -require_count("last", last) :, :]
         logits = F.linear(self.norm(x), self.token_embedding.weight)
         return (logits, per_block) if return_weights else logits
 
@@ -354,7 +360,8 @@ class LanguageModel(nn.Module):
         cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
         known = cut if cache is False else len(cache[0])
         front = None if padding is None else (padding - cut).clamp(min=0)
-        return self(ids[..., known:], cache=cache or None, padding=front)[..., -1, :]
+        held = cache or None
+        return self(ids[..., known:], cache=held, padding=front, last=1)[..., -1, :]
 
 
 def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:

@@ -13,12 +13,18 @@ def time_in_turn(
     calls: dict[str, Callable[[], object]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
+    warm: bool = True,
 ) -> dict[str, list[float]]:
-    """Milliseconds of each call in each round; every second round in reverse order."""
+    """Milliseconds of each call in each round; every second round in reverse order.
+
+    A call is made once more before it is timed, unless `warm` is off, as for calls of
+    seconds: what the one before left in caches and allocator is then gone.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
         for name, call in sorted(calls.items(), reverse=number % 2 == 1):
-            call()  # untimed: what the one before left in caches and allocator is gone
+            if warm:
+                call()
             start = clock()
             call()
             times[name].append(1e3 * (clock() - start))
