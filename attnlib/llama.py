@@ -286,7 +286,8 @@ class Llama(LanguageModel):
                 x, weights = x
                 per_block.append(weights)
         if last is not None:
-            x = x[..., -require_count("last", last) :, :]
+            last = require_count("last", last, most=ids.shape[-1])
+            x = x[..., -last:, :]
         logits = self.logits(self.norm(x))
         return (logits, per_block) if return_weights else logits
 

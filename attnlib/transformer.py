@@ -271,7 +271,7 @@ class LanguageModel(nn.Module):
             TypeError: ids, padding or last are not integers, or cache is not a list of
                 caches.
             ValueError: more tokens than context_length, or no dimension of tokens; a cache
-                that is full or holds other sequences; a padding below 0, or last below 1.
+                that is full or holds other sequences; a padding below 0; last out of range.
         """
         require_ids(ids, self.context_length)
         start, mask, caches = 0, None, [None] * len(self.blocks)
@@ -296,7 +296,8 @@ class LanguageModel(nn.Module):
                 x, weights = x
                 per_block.append(weights)
         if last is not None:
-            x = x[..., -require_count("last", last) :, :]
+            last = require_count("last", last, most=ids.shape[-1])
+            x = x[..., -last:, :]
         logits = F.linear(self.norm(x), self.token_embedding.weight)
         return (logits, per_block) if return_weights else logits
 

@@ -261,6 +261,26 @@ def test_export(norm_first, as_shipped):
         torch.testing.assert_close(exported(ids), model(ids), rtol=0, atol=1e-12)
 
 
+def test_logits_of_the_last_tokens_only(as_shipped):
+    model = LanguageModel(11, 8, 12, 3, 2).eval()
+    ids = torch.randint(11, (2, 6))
+    whole = model(ids)
+    for last in (1, 4, 6):
+        torch.testing.assert_close(
+            model(ids, last=last), whole[:, -last:], rtol=0, atol=1e-6
+        )
+    logits, weights = model(ids, True, last=2)
+    assert logits.shape == (2, 2, 11) and len(weights) == 2
+    for last, error in (
+        (0, ValueError),
+        (7, ValueError),
+        (1.5, TypeError),
+        (True, TypeError),
+    ):
+        with pytest.raises(error, match=r"^last: expected"):
+            model(ids, last=last)
+
+
 @pytest.mark.skipif(
     sys.platform == "win32", reason="torch.compile needs vcvars64.bat called first there"
 )
