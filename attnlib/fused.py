@@ -100,8 +100,7 @@ def attend_fused(
     if query.shape[1] != key.shape[1]:  # heads of query share those of key
         if mask is None and queries == 1:  # each sees every key: rows of one head, faster
             rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
-            output = attend(rows, key, value, scale=scale)
-            return output.reshape(*query.shape[:-1], value.shape[-1])
+            return attend(rows, key, value, scale=scale).flatten(1, 2).unsqueeze(2)
         attend = partial(attend, enable_gqa=True)
     if mask is None and (not causal or queries == 1):  # the last query sees every key
         return attend(query, key, value, scale=scale)
