@@ -48,6 +48,7 @@ def attend_for_model(
         key, value = key.narrow(-2, 0, queries), value.narrow(-2, 0, queries)
     if mask is None:
         refuse_lost_window(known["sliding_window"], key.shape[-2])
+    key, value, mask = without_empty_places(key, value, mask)
     if causal:
         mask = torch.ones(queries, queries, dtype=torch.bool, device=query.device).tril()
     query = scaled_query(query, scaling)
@@ -63,6 +64,7 @@ def attend_for_model(
         raise ValueError(
             f"output_attentions: expected False, since {kind} never forms the weights"
         )
-    if weights is not None and known["s_aux"] is not None:
-        weights = weights.narrow(-1, 0, weights.shape[-1] - 1)
+    if weights is not None:
+        weights = weights[..., :-1] if known["s_aux"] is not None else weights
+        weights = F.pad(weights, (0, held - weights.shape[-1]))
     return output.movedim(1, 2).contiguous(), weights
