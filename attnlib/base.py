@@ -35,6 +35,8 @@ class BaseAttention(nn.Module, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.takes_need_weights = "need_weights" in inspect.signature(cls.forward).parameters
+        if "forward" in vars(cls) and "attend_groups" not in vars(cls):
+            cls.attend_groups = BaseAttention.attend_groups  # a parent's knows another
 
     def extra_repr(self) -> str:
         """What `print` shows: the arguments of the constructor that the object keeps."""

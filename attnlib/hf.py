@@ -186,7 +186,7 @@ def attend_for_model(
     """What a model of `transformers` calls: its layout, its mask and its options.
 
     Args:
-        attention: computes; it has neither parameters nor a mask of its own.
+        attention: computes; without a mask of its own, or parameters that learn.
         module: the model's layer; its `is_causal` says what no mask means.
         query, key, value: heads before tokens; heads of query may share keys.
         attention_mask: boolean, True = may attend, or floating, added to the scores.
@@ -262,10 +262,10 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
             f"which transformers reads in its own way, got {name!r}"
         )
     kind = type(attention).__name__
-    if any(True for _ in attention.parameters()):
+    if any(weight.requires_grad for weight in attention.parameters()):
         raise ValueError(
-            "attention: expected one without parameters, since the model would neither "
-            f"save nor train those of {kind}"
+            f"attention: expected parameters that are frozen, by requires_grad_(False), "
+            f"since the model would neither save nor train those of {kind}"
         )
     for part in attention.modules():
         for own in ("causal", "window", "scale", "dropout"):
@@ -332,7 +332,8 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
 
     Args:
         name: by which models ask for it. A name that this function gave may be given anew.
-        attention: a `BaseAttention` without parameters; `None` means `FlashAttention()`.
+        attention: a `BaseAttention`, the same in each layer; its parameters, if any, are
+            frozen. `None` means `FlashAttention()`.
 
     Returns:
         The name.

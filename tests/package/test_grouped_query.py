@@ -114,6 +114,33 @@ def test_back_ends_share(backend, monkeypatch):
     assert BACKENDS["torch"].grouped is None
 
 
+class Sharper(ScaledDotProductAttention):
+    def forward(self, query, key, value, mask=None, need_weights=True):
+        return super().forward(2 * query, key, value, mask, need_weights)
+
+
+class SharperTiles(FlashAttention):
+    def forward(self, query, key, value, mask=None):
+        return super().forward(2 * query, key, value, mask)
+
+
+def biased():
+    attention = LearnedBiasAttention(6)
+    torch.nn.init.normal_(attention.bias)
+    return attention
+
+
+@pytest.mark.parametrize("make", [Sharper, SharperTiles, biased])
+def test_a_forward_of_ones_own_is_asked_where_nobody_wants_weights(make):
+    """What a parent knows of heads that share keys would pass it by."""
+    layer, x = layer_of(make(), 2).eval(), rows(2, 5, 24)
+    plain = layer_of(ScaledDotProductAttention(), 2).eval()
+    for need_weights in (True, False):
+        found = layer(x, need_weights=need_weights)[0]
+        assert close(found, repeated(layer)(x)[0])
+        assert not close(found, plain(x)[0], atol=1e-3)
+
+
 def test_physics_guided_attention_shares():
     head = PhysicsGuidedAttention()
     layer, x = layer_of(head, 2).eval(), rows(2, 5, 24)

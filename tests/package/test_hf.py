@@ -286,6 +286,28 @@ def test_weights(make, kind):
         model(IDS, **options)
 
 
+def test_frozen_parameters(transformers, make):
+    """A learned bias is by distance: the same in one piece and from any cache."""
+    bias = LearnedBiasAttention(4).requires_grad_(False)
+    nn.init.normal_(bias.bias)
+    hf.register("biased", bias)
+    model = make("Llama")
+    plain = model(IDS).logits
+    model.set_attn_implementation("biased")
+    whole = model(IDS).logits
+    assert not torch.allclose(whole, plain, atol=0.01)
+    whole.sum().backward()
+    assert bias.bias.grad is None and model.lm_head.weight.grad is not None
+    for cache in (
+        transformers.DynamicCache(config=model.config),
+        transformers.StaticCache(config=model.config, max_cache_len=20),
+    ):
+        with torch.no_grad():
+            cut = (IDS[:, :4], IDS[:, 4:10], IDS[:, 10:])
+            pieces = [model(piece, past_key_values=cache).logits for piece in cut]
+        close(torch.cat(pieces, dim=1), whole)
+
+
 def test_dropout(make):
     model = make("Llama", attention_dropout=0.5).train()
     model.set_attn_implementation("plain")
@@ -367,14 +389,14 @@ def test_options_that_change_nothing():
         ("a/b", FlashAttention(), "name: expected letters"),
         ("mine", FlashAttention, "attention: expected an object .* got FlashAttention"),
         ("mine", torch.nn.Identity(), "attention: expected an object .* got Identity"),
-        ("mine", LearnedBiasAttention(4), "attention: expected one without parameters"),
+        ("mine", LearnedBiasAttention(4), "parameters that are frozen, by requires_grad_"),
         ("mine", FlashAttention(causal=True), "without causal, .* got causal=True"),
         ("mine", FlashAttention(window=3), "without window, .* got window=3"),
         ("mine", FlashAttention(scale=2.0), "without scale, .* got scale=2.0"),
         ("mine", ScaledDotProductAttention(0.1), "without dropout, .* got dropout=0.1"),
         ("mine", Around(nn.Dropout(0.1)), "Around without dropout, .* got dropout=0.1"),
         ("mine", Around(FlashAttention(causal=True)), "Around without causal"),
-        ("mine", Around(nn.Linear(2, 2)), "without parameters, .* those of Around"),
+        ("mine", Around(nn.Linear(2, 2)), "are frozen, .* those of Around"),
     ],
 )
 def test_names_and_guests_that_are_refused(name, guest, message, as_shipped):

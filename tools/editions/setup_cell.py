@@ -39,6 +39,23 @@ Path("{folder}").mkdir(exist_ok=True)
 for name, text in files.items():
     Path("{folder}", name).write_text(text, encoding="utf-8")
 """
+# What the package's extras bring, where the chapter needs it; what is here stays.
+LIBRARIES = """
+from packaging.requirements import Requirement
+
+
+def lacks(library):
+    wanted = Requirement(library)
+    try:
+        return distribution(wanted.name).version not in wanted.specifier
+    except PackageNotFoundError:
+        return True
+
+
+lacking = " ".join(f'"{{x}}"' for x in {needed} if lacks(x))
+if lacking:
+    %pip install --quiet {{lacking}}
+"""
 # Where the address is not known, a wheel beside the notebook, or else the package index.
 LOCAL_SOURCE = """\
 wheels = sorted(Path.cwd().glob(f"attnlib-{version}-*.whl"))
@@ -51,19 +68,19 @@ def setup_code(chapter: Chapter, version: str, published: Address | None) -> str
         f'files["{path.name}"] = {literal(path.read_text(encoding="utf-8"))}'
         for path in needed_files(chapter)
     ]
-    needed = " ".join(f'"{library}"' for library in needed_libraries(chapter))
+    needed = needed_libraries(chapter)
     return INSTALL.format(
         version=version,
         commit=published.commit if published else "",
         source=f'source = "attnlib @ {published.archive}"' if published else LOCAL_SOURCE,
         files="\n".join(files),
-        libraries=f"%pip install --quiet {needed}\n" if needed else "",
+        libraries=LIBRARIES.format(needed=needed) if needed else "",
         folder=FOLDER,
     ).rstrip()
 
 
 def needed_libraries(chapter: Chapter) -> list[str]:
-    """The package's extras of which the chapter imports something; what is here stays."""
+    """The package's extras of which the chapter imports something."""
     project = tomllib.loads((chapter.path.parents[1] / "pyproject.toml").read_text("utf-8"))
     code = "\n".join(cell.source for cell in chapter.code_cells)
     imported = set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE))
