@@ -155,7 +155,8 @@ def test_the_page_of_the_package_lists_every_public_name(
     shown = {name.get_text(): name.a["href"] for name, _, _ in rows}
     public = [*attnlib.__all__, *(f"backprop.{n}" for n in attnlib.backprop.__all__)]
     assert len(shown) == len(rows)
-    assert set(public) - {"testing"} <= set(shown) and "testing.check_attention" in shown
+    assert set(public) - {"testing", "hf"} <= set(shown)  # modules
+    assert {"testing.check_attention", "hf.register"} <= set(shown)
     for name, what, place in rows:
         assert urlsplit(name.a["href"]).path.startswith("api_"), name
         assert len(what.get_text()) > 10, name
