@@ -5,12 +5,12 @@ Derived in chapter 21, "Llama" (book/21_llama.ipynb).
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,13 +26,9 @@ from attnlib.checkpoint import (
     refuse_unknown_config,
 )
 from attnlib.checks import (
-    CacheLike,
-    require_caches,
     require_causal,
     require_count,
-    require_ids,
     require_kv_heads,
-    require_padding,
     require_rotary,
     require_sizes,
 )
@@ -42,7 +38,7 @@ from attnlib.projection import Projection
 from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions
 from attnlib.scaled_dot_product import ScaledDotProductAttention
-from attnlib.transformer import LanguageModel, TransformerBlock, padded_places
+from attnlib.transformer import LanguageModel, TransformerBlock
 
 
 class NormedProjection(Projection):
@@ -257,39 +253,6 @@ class Llama(LanguageModel):
         require_causal(self.blocks[0].attention.attention)
         self.norm = RMSNorm(embed_dim, eps)
         self.head = None if tied else Projection(embed_dim, vocab_size, bias=False)
-
-    def forward(
-        self,
-        ids: Int[Tensor, "*batch tokens"],
-        return_weights: bool = False,
-        cache: Sequence[CacheLike] | None = None,
-        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
-        last: int | None = None,
-    ) -> (
-        Float[Tensor, "*batch shown vocab_size"]
-        | tuple[Float[Tensor, "*batch shown vocab_size"], list[list[Tensor | None] | None]]
-    ):
-        """Logits of the next token at each position; see `LanguageModel.forward`."""
-        require_ids(ids, self.context_length)
-        start, mask, caches = 0, None, [None] * len(self.blocks)
-        if cache is not None:
-            start = require_caches(cache, len(self.blocks), ids, self.context_length)
-            caches = cache
-        turned: Tensor | int = start
-        if padding is not None:
-            padding = require_padding(padding, ids)
-            turned, mask = padded_places(padding, start, start + ids.shape[-1])
-        x, per_block = self.token_embedding(ids), []
-        for block, held in zip(self.blocks, caches, strict=True):
-            x = block(x, mask, return_weights, held, turned)
-            if return_weights:
-                x, weights = x
-                per_block.append(weights)
-        if last is not None:
-            last = require_count("last", last, most=ids.shape[-1])
-            x = x[..., -last:, :]
-        logits = self.logits(self.norm(x))
-        return (logits, per_block) if return_weights else logits
 
     def logits(
         self, x: Float[Tensor, "*batch embed_dim"]

@@ -298,8 +298,14 @@ class LanguageModel(nn.Module):
         if last is not None:
             last = require_count("last", last, most=ids.shape[-1])
             x = x[..., -last:, :]
-        logits = F.linear(self.norm(x), self.token_embedding.weight)
+        logits = self.logits(self.norm(x))
         return (logits, per_block) if return_weights else logits
+
+    def logits(
+        self, x: Float[Tensor, "*batch embed_dim"]
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits of what the last block and the norm have made, by the tokens' table."""
+        return F.linear(x, self.token_embedding.weight)
 
     @torch.no_grad()
     def generate(

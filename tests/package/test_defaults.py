@@ -58,7 +58,6 @@ DEFAULTS = {
         **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},
         **{"out_bias": False, "ffn_bias": False, "head_norm": False},
     },
-    "llama.Llama.forward": {"return_weights": False},
     "llama.LlamaAttention": {"bias": False, "out_bias": False},
     "llama.LlamaBlock": {"eps": 1e-6, "ffn_bias": False},
     "multi_head.MultiHeadAttention": {"bias": True},

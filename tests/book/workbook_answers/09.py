@@ -71,10 +71,13 @@ class LanguageModel:
                 kept += [of_block]
             else:
                 x = block(x)
-        logits = self.norm(x) @ self.token_embedding.weight.mT
+        shown = self.logits(self.norm(x))
         if not return_weights:
-            return logits
-        return logits, kept
+            return shown
+        return shown, kept
+
+    def logits(self, x):
+        return x @ self.token_embedding.weight.mT
 
     def generate(self, ids, length, temperature=1.0, top_k=None, generator=None):
         start = ids.shape[-1]

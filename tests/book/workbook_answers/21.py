@@ -91,18 +91,6 @@ class NormedProjection:
 
 # llama.Llama
 class Llama:
-    def forward(self, ids, return_weights=False, cache=None, padding=None, last=None):
-        x = F.embedding(ids, self.token_embedding.weight)
-        kept = []
-        for number, block in enumerate(self.blocks):
-            made = block(x, mask, return_weights, caches[number], turned)
-            if return_weights:
-                kept.append(made[1])
-            x = made[0] if return_weights else made
-        shown = x if last is None else x.narrow(-2, x.shape[-2] - last, last)
-        logits = self.logits(self.norm(shown))
-        return (logits, kept) if return_weights else logits
-
     def logits(self, x):
         table = self.token_embedding.weight.T if self.head is None else self.head.W
         return x @ table
