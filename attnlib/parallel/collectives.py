@@ -16,12 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -101,10 +102,8 @@ def run(
                 there.close()
             reports = collect(pipes, deadline)
             for pipe in pipes:  # nobody leaves before all have reported
-                try:
+                with suppress(OSError):
                     pipe.send("go")
-                except OSError:
-                    pass
             if all(kind == "done" for _, kind, _ in reports):
                 for process in processes:
                     process.join(GRACE)
@@ -176,6 +175,7 @@ def refuse_failed_ranks(
         where = reports[rank][2][0] if kinds[rank] == "late" else "silent"
         verb = "waits in" if rank in waiting else "did not come:"
         lines.append(f"rank {rank} {verb} {where}")
+    lines += [f"rank {r} had returned" for r, kind in enumerate(kinds) if kind == "done"]
     raise RankError(f"after {timeout} s\n" + "\n".join(lines), missing)
 
 
@@ -211,10 +211,8 @@ def rank_main(
     except BaseException:
         kind, what = "raised", traceback.format_exc()
     report(kind, what)
-    try:
+    with suppress(EOFError, OSError):
         pipe.recv()
-    except (EOFError, OSError):
-        pass
 
 
 def watch(
@@ -278,7 +276,7 @@ def agree(
 
     Source: chapter 23.
     """
-    group, rank, ranks = world(group)
+    group, _, ranks = world(group)
     mine = f"{what}({', '.join(map(str, facts))})"
     code = int.from_bytes(hashlib.sha256(mine.encode()).digest()[:7], "big")
     device = "cpu" if "gloo" in str(dist.get_backend(group)) else "cuda"
@@ -341,7 +339,7 @@ class Traffic:
     Source: eq-volume-gather, eq-volume-reduce, chapter 23.
     """
 
-    active: "list[Traffic]" = []
+    active: ClassVar[list["Traffic"]] = []
 
     def __init__(self) -> None:
         self.bytes, self.messages = 0, 0
