@@ -55,7 +55,7 @@ def run(
     function: Callable[..., Any],
     ranks: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: int | float = 60.0,
     start: str | None = None,
 ) -> list[Any]:
     """Calls function(rank, *args) in each of `ranks` processes, which form a group.
@@ -146,7 +146,7 @@ def collect(pipes: Sequence[Connection], deadline: float) -> list[Report]:
 
 
 def refuse_failed_ranks(
-    reports: Sequence[Report], codes: Sequence[int | None], timeout: float
+    reports: Sequence[Report], codes: Sequence[int | None], timeout: int | float
 ) -> None:
     """Raises RankError where a rank raised, died or did not return in time.
 
@@ -198,8 +198,9 @@ def rank_main(
         with lock:
             pipe.send((time.monotonic(), kind, what))
 
-    main = threading.main_thread().ident
-    threading.Thread(target=watch, args=(main, deadline, report), daemon=True).start()
+    main, of = threading.main_thread().ident, getattr(function, "__code__", None)
+    of = of.co_filename if of else ""
+    threading.Thread(target=watch, args=(main, of, deadline, report), daemon=True).start()
     torch.set_num_threads(1)
     try:
         patience = timedelta(seconds=max(1.0, deadline - time.monotonic()) + 60)
@@ -216,7 +217,10 @@ def rank_main(
 
 
 def watch(
-    main: int, deadline: float, report: Callable[[str, tuple[str, bool]], None]
+    main: int,
+    file: str,
+    deadline: float,
+    report: Callable[[str, tuple[str, bool]], None],
 ) -> None:
     """Ends this process with its parent; says at the deadline where its rank stands.
 
@@ -230,9 +234,8 @@ def watch(
     frames = traceback.extract_stack(sys._current_frames()[main])
     places = [Path(frame.filename) for frame in frames]
     inside = any(place.parts[-3:-1] == ("torch", "distributed") for place in places)
-    own = [f for f, place in zip(frames, places, strict=True) if "torch" not in place.parts]
-    theirs = [f for f in own if f.filename != __file__] or own
-    report("late", (f"{theirs[-1].name}, line {theirs[-1].lineno}", inside))
+    at = next((f for f in reversed(frames) if f.filename == file), frames[-1])
+    report("late", (f"{at.name}, line {at.lineno}", inside))
 
 
 def world(group: ProcessGroup | None = None) -> tuple[ProcessGroup, int, int]:
@@ -324,8 +327,7 @@ def agree_on(
         if divided is not None and not problem and x.shape[divided] % ranks:
             problem = f"x: expected a length divisible by {ranks} ranks in dimension "
             problem += f"{divided}, got shape {tuple(x.shape)}"
-        differentiable = x.requires_grad and torch.is_grad_enabled()
-        about = (tuple(x.shape), x.dtype, "with gradient" if differentiable else "")
+        about = (tuple(x.shape), x.dtype, "with gradient" if x.requires_grad else "")
     agree(what, [a for a in (*about, *facts) if a != ""], group, problem)
 
 
