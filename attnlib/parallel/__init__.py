@@ -1,0 +1,39 @@
+"""Many devices: what one rank knows, and how the others learn it (chapters 23 to 25).
+
+`run` starts a function in several processes of this machine. The rest are functions of the
+tensor of one rank, to be called by every rank of a group. The names below are sorted by
+chapter.
+"""
+
+from attnlib.parallel.collectives import (
+    RankError,
+    Traffic,
+    add_up,
+    agree,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    post_shift,
+    rank_gradients,
+    reduce_scatter,
+    replicate,
+    run,
+    shift,
+)
+
+__all__ = [
+    # Chapter 23: many processes
+    "run",
+    "RankError",
+    "agree",
+    "Traffic",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "post_shift",
+    "shift",
+    "replicate",
+    "add_up",
+    "all_reduce",
+    "rank_gradients",
+]

@@ -1,0 +1,662 @@
+# Made from book/23_many_processes.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Collectives: what every rank calls and all of them complete, with their gradients.
+
+Rank r of P holds a tensor of its own. The loss is the sum of the ranks' losses, so that the
+pairing of a list of tensors, one a rank, is the sum of the ranks' pairings; the backward of
+each collective is its transpose, which is a collective again. Every function checks first
+that the ranks ask for the same, and refuses on all of them where they do not.
+
+`run` calls a function in several processes of this machine, with the group made.
+
+Derived in chapter 23, "Many processes" (book/23_many_processes.ipynb).
+"""
+
+import hashlib
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch import multiprocessing as mp
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
+
+Report = tuple[float, str, Any]  # when, "done", "raised" or "late", and what
+
+GRACE = 1.0  # seconds that the other ranks have to report, after the first failure
+
+
+class RankError(RuntimeError):
+    """What `run` raises: some ranks raised, died, or did not come.
+
+    Attributes:
+        ranks: those at fault, as far as can be told, in order.
+
+    Source: chapter 23.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message, list(ranks))
+        self.ranks = list(ranks)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    timeout: int | float = 60.0,
+    start: str | None = None,
+) -> list[Any]:
+    """Calls function(rank, *args) in each of `ranks` processes, which form a group.
+
+    Args:
+        function: called with the rank first. Where processes are spawned, it must be one
+            that another process can import.
+        ranks: how many processes P.
+        args: handed to each of them.
+        timeout: seconds for all of it. A rank that has not returned by then is named.
+        start: "fork" or "spawn". None: fork on Linux, where a function of a notebook works,
+            if CUDA has not been used; otherwise spawn.
+
+    Returns:
+        What the ranks returned, in their order. It is pickled on the way.
+
+    Raises:
+        ValueError: not a positive number of ranks or seconds, or an unknown start.
+        RankError: a rank raised, died or did not return in time. None is left behind.
+
+    Source: chapter 23. The group is of gloo, on this machine's CPU, with one thread a rank.
+    """
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise ValueError(f"ranks: expected a positive integer, got {ranks!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout: expected a positive number of seconds, got {timeout}")
+    if start not in (None, "fork", "spawn"):
+        raise ValueError(f'start: expected "fork", "spawn" or None, got {start!r}')
+    forked = sys.platform == "linux" and not torch.cuda.is_initialized()
+    context = mp.get_context(start or ("fork" if forked else "spawn"))
+    deadline = time.monotonic() + timeout
+    pipes, processes = [], []
+    with TemporaryDirectory() as folder:
+        try:
+            for rank in range(ranks):
+                here, there = context.Pipe()
+                pipes.append(here)
+                inputs = (there, str(Path(folder, "ranks")), rank, ranks, deadline)
+                process = context.Process(
+                    target=rank_main, args=(*inputs, function, args), daemon=True
+                )
+                process.start()
+                processes.append(process)
+                there.close()
+            reports = collect(pipes, deadline)
+            for pipe in pipes:  # nobody leaves before all have reported
+                with suppress(OSError):
+                    pipe.send("go")
+            if all(kind == "done" for _, kind, _ in reports):
+                for process in processes:
+                    process.join(GRACE)
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+            for pipe in pipes:
+                pipe.close()
+    codes = [process.exitcode for process in processes]
+    refuse_failed_ranks(reports, codes, timeout)
+    return [pickle.loads(what) for _, _, what in reports]
+
+
+def collect(pipes: Sequence[Connection], deadline: float) -> list[Report]:
+    """One report of each rank, or of those that came before the time was up.
+
+    A process that ends without a report has "died"; one that says nothing is "silent".
+
+    Source: chapter 23.
+    """
+    reports: list[Report | None] = [None] * len(pipes)
+    until = deadline + GRACE
+    while None in reports:
+        open_pipes = [p for p, r in zip(pipes, reports, strict=True) if r is None]
+        ready = wait(open_pipes, max(0.0, until - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            rank = pipes.index(pipe)
+            try:
+                reports[rank] = pipe.recv()
+            except (EOFError, OSError):
+                reports[rank] = time.monotonic(), "died", None
+            if reports[rank][1] != "done":
+                until = min(until, time.monotonic() + GRACE)
+    silent = time.monotonic(), "silent", None
+    return [silent if report is None else report for report in reports]
+
+
+def refuse_failed_ranks(
+    reports: Sequence[Report], codes: Sequence[int | None], timeout: int | float
+) -> None:
+    """Raises RankError where a rank raised, died or did not return in time.
+
+    The fault is laid on the ranks that died; else on the first that raised; else on those
+    that were late without waiting for the others.
+
+    Source: chapter 23.
+    """
+    kinds = [kind for _, kind, _ in reports]
+    bad = [rank for rank, kind in enumerate(kinds) if kind != "done"]
+    if not bad:
+        return
+    dead = [rank for rank in bad if kinds[rank] == "died"]
+    raised = sorted((r for r in bad if kinds[r] == "raised"), key=lambda r: reports[r][0])
+    lines = [f"rank {r} died (exit code {codes[r]})" for r in dead]
+    if not dead:
+        lines += [f"rank {r} raised\n{reports[r][2]}".rstrip() for r in raised[:1]]
+    for r in raised if dead else raised[1:]:
+        lines.append(f"rank {r} then raised {reports[r][2].splitlines()[-1]}")
+    if dead or raised:
+        ranks = dead or [r for r in raised if reports[r][2] == reports[raised[0]][2]]
+        raise RankError("\n".join(lines), sorted(ranks))
+    waiting = [r for r in bad if kinds[r] == "late" and reports[r][2][1]]
+    missing = [r for r in bad if r not in waiting] or bad
+    for rank in missing + [r for r in waiting if r not in missing]:
+        where = reports[rank][2][0] if kinds[rank] == "late" else "silent"
+        verb = "waits in" if rank in waiting else "did not come:"
+        lines.append(f"rank {rank} {verb} {where}")
+    lines += [f"rank {r} had returned" for r, kind in enumerate(kinds) if kind == "done"]
+    raise RankError(f"after {timeout} s\n" + "\n".join(lines), missing)
+
+
+def rank_main(
+    pipe: Connection,
+    file: str,
+    rank: int,
+    ranks: int,
+    deadline: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    """What a process of `run` does: joins the group, calls, reports, waits for the others.
+
+    Source: chapter 23.
+    """
+    lock = threading.Lock()
+
+    def report(kind: str, what: Any) -> None:
+        with lock:
+            pipe.send((time.monotonic(), kind, what))
+
+    main, of = threading.main_thread().ident, getattr(function, "__code__", None)
+    of = of.co_filename if of else ""
+    threading.Thread(target=watch, args=(main, of, deadline, report), daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        patience = timedelta(seconds=max(1.0, deadline - time.monotonic()) + 60)
+        store = dist.FileStore(file, ranks)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=ranks, timeout=patience
+        )
+        kind, what = "done", pickle.dumps(function(rank, *args))
+    except BaseException:
+        kind, what = "raised", traceback.format_exc()
+    report(kind, what)
+    with suppress(EOFError, OSError):
+        pipe.recv()
+
+
+def watch(
+    main: int,
+    file: str,
+    deadline: float,
+    report: Callable[[str, tuple[str, bool]], None],
+) -> None:
+    """Ends this process with its parent; says at the deadline where its rank stands.
+
+    Source: chapter 23.
+    """
+    parent = parent_process()
+    sentinels = [parent.sentinel] if parent else []
+    while (left := deadline - time.monotonic()) > 0:
+        if wait(sentinels, left):
+            os._exit(1)
+    frames = traceback.extract_stack(sys._current_frames()[main])
+    places = [Path(frame.filename) for frame in frames]
+    inside = any(place.parts[-3:-1] == ("torch", "distributed") for place in places)
+    at = next((f for f in reversed(frames) if f.filename == file), frames[-1])
+    report("late", (f"{at.name}, line {at.lineno}", inside))
+
+
+def world(group: ProcessGroup | None = None) -> tuple[ProcessGroup, int, int]:
+    """The group, this rank in it, and its number of ranks.
+
+    Raises:
+        RuntimeError: there is no group.
+        ValueError: this rank is not in it.
+
+    Source: chapter 23.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "group: no process group; call this in attnlib.parallel.run, or under torchrun "
+            "after torch.distributed.init_process_group"
+        )
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"group: rank {dist.get_rank()} is not in the group")
+    return group, rank, dist.get_world_size(group)
+
+
+def agree(
+    what: str,
+    facts: Sequence[object],
+    group: ProcessGroup | None = None,
+    problem: str = "",
+) -> None:
+    """Raises the same error on every rank, unless all ask for the same without a problem.
+
+    Args:
+        what: the operation, for the message.
+        facts: what must be equal on all ranks; compared as text.
+        problem: what this rank has found wrong by itself, or nothing.
+
+    Raises:
+        ValueError: the ranks disagree, or some rank has a problem; it says which and what.
+
+    Two numbers of each rank travel; the texts follow only where something is wrong.
+
+    Source: chapter 23.
+    """
+    group, _, ranks = world(group)
+    mine = f"{what}({', '.join(map(str, facts))})"
+    code = int.from_bytes(hashlib.sha256(mine.encode()).digest()[:7], "big")
+    device = "cpu" if "gloo" in str(dist.get_backend(group)) else "cuda"
+    own = torch.tensor([code, bool(problem)], device=device)
+    codes = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(codes, own, group)
+    if all(torch.equal(other, codes[0]) for other in codes) and not problem:
+        return
+    said: list[Any] = [None] * ranks
+    dist.all_gather_object(said, (mine, problem), group)
+    if any(problem for _, problem in said):
+        lines = [f"rank {r}: {problem}" for r, (_, problem) in enumerate(said) if problem]
+        if len(lines) == ranks and len({problem for _, problem in said}) == 1:
+            lines = [said[0][1]]
+        raise ValueError(f"{what}: " + "; ".join(lines))
+    lines = [f"rank {r} has {text}" for r, (text, _) in enumerate(said)]
+    raise ValueError(f"{what}: the ranks disagree: " + "; ".join(lines))
+
+
+def agree_on(
+    what: str, x: Tensor, group: ProcessGroup, *facts: object, divided: int | None = None
+) -> None:
+    """Refuses, on every rank, tensors that do not go together; see `agree`.
+
+    Args:
+        x: this rank's tensor.
+        facts: what else must be equal.
+        divided: a dimension whose length the number of ranks must divide.
+
+    Source: chapter 23.
+    """
+    problem, about = "", ()
+    backend, ranks = str(dist.get_backend(group)), dist.get_world_size(group)
+    if not isinstance(x, Tensor):
+        problem = f"x: expected a tensor, got {type(x).__name__}"
+    else:
+        carried = {"gloo": "cpu", "nccl": "cuda"}
+        devices = [device for name, device in carried.items() if name in backend]
+        if devices and x.device.type not in devices:
+            problem = f"x: expected device {' or '.join(devices)} as the group, "
+            problem += f"got {x.device}"
+        for dim in facts:
+            if isinstance(dim, int) and not problem and not -x.ndim <= dim < x.ndim:
+                problem = f"dim: expected a dimension of shape {tuple(x.shape)}, got {dim}"
+        if divided is not None and not problem and x.shape[divided] % ranks:
+            problem = f"x: expected a length divisible by {ranks} ranks in dimension "
+            problem += f"{divided}, got shape {tuple(x.shape)}"
+        about = (tuple(x.shape), x.dtype, "with gradient" if x.requires_grad else "")
+    agree(what, [a for a in (*about, *facts) if a != ""], group, problem)
+
+
+class Traffic:
+    """Counts what leaves this rank while it is entered: `bytes`, `messages`, and by name.
+
+    The bytes of a collective are those that its definition asks of a rank, with P ranks and
+    V bytes in the whole: (P - 1)/P V for all_gather, reduce_scatter and all_to_all, twice
+    that for all_reduce. Those of a shift are counted as they are posted.
+
+    Source: eq-volume-gather, eq-volume-reduce, chapter 23.
+    """
+
+    active: ClassVar[list["Traffic"]] = []
+
+    def __init__(self) -> None:
+        self.bytes, self.messages = 0, 0
+        self.by_name: dict[str, int] = {}
+
+    def __enter__(self) -> "Traffic":
+        Traffic.active.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Traffic.active.remove(self)
+
+
+def sent(name: str, count: int, messages: int) -> None:
+    """Adds bytes and messages of this rank to every Traffic that is entered.
+
+    Source: chapter 23.
+    """
+    for traffic in Traffic.active:
+        traffic.bytes += count
+        traffic.messages += messages
+        traffic.by_name[name] = traffic.by_name.get(name, 0) + count
+
+
+def post_shift(
+    tensors: Sequence[Tensor], hops: int = 1, group: ProcessGroup | None = None
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Begins a shift without a gradient, and returns a function that waits for its end.
+
+    The tensors must not be written until it has returned, and not be dropped.
+
+    Args:
+        tensors: of the same shapes and dtypes on all ranks; this is not checked here.
+        hops: how many ranks on, around the ring; negative for back.
+
+    Returns:
+        A function; what it returns are the tensors of the rank `hops` before this one.
+
+    Source: eq-shift-transpose, chapter 23.
+    """
+    group, rank, ranks = world(group)
+    if hops % ranks == 0:
+        return lambda: tuple(x.clone() for x in tensors)
+    out = [x.detach().contiguous() for x in tensors]
+    into = [torch.empty_like(x) for x in out]
+    to = dist.get_global_rank(group, (rank + hops) % ranks)
+    source = dist.get_global_rank(group, (rank - hops) % ranks)
+    posts = [dist.P2POp(dist.isend, x, to, group) for x in out]
+    posts += [dist.P2POp(dist.irecv, x, source, group) for x in into]
+    requests = dist.batch_isend_irecv(posts)
+    sent("shift", sum(x.nbytes for x in out), len(out))
+
+    def arrived(_keep: Sequence[Tensor] = out) -> tuple[Tensor, ...]:
+        for request in requests:
+            request.wait()
+        return tuple(into)
+
+    return arrived
+
+
+class AllGather(Function):
+    """Everyone gets everything; backward is ReduceScatter.
+
+    Source: eq-gather-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        agree_on("all_gather", x, group, dim)
+        ctx.dim, ctx.group = dim, group
+        ranks = dist.get_world_size(group)
+        parts = [x.new_empty(x.shape) for _ in range(ranks)]
+        dist.all_gather(parts, x.contiguous(), group)
+        sent("all_gather", (ranks - 1) * x.nbytes, ranks - 1)
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ReduceScatter.apply(grad, ctx.dim, ctx.group), None, None
+
+
+class ReduceScatter(Function):
+    """The sum over the ranks, a piece for each; backward is AllGather.
+
+    Source: eq-gather-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        agree_on("reduce_scatter", x, group, dim, divided=dim)
+        ctx.dim, ctx.group = dim, group
+        ranks = dist.get_world_size(group)
+        parts = [part.contiguous() for part in x.tensor_split(ranks, dim)]
+        total = torch.empty_like(parts[0])
+        dist.reduce_scatter(total, parts, group=group)
+        sent("reduce_scatter", (ranks - 1) * total.nbytes, ranks - 1)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return AllGather.apply(grad, ctx.dim, ctx.group), None, None
+
+
+class AllToAll(Function):
+    """Piece s of rank r becomes piece r of rank s; backward is its inverse.
+
+    Source: eq-exchange-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, split_dim: int, concat_dim: int, group: ProcessGroup
+    ) -> Tensor:
+        agree_on("all_to_all", x, group, split_dim, concat_dim, divided=split_dim)
+        ctx.dims, ctx.group = (concat_dim, split_dim), group
+        ranks = dist.get_world_size(group)
+        out = torch.stack(x.tensor_split(ranks, split_dim))  # (P, …), contiguous
+        into = torch.empty_like(out)
+        dist.all_to_all_single(into, out, group=group)
+        sent("all_to_all", (ranks - 1) * out[0].nbytes, ranks - 1)
+        return torch.cat(into.unbind(), concat_dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return AllToAll.apply(grad, *ctx.dims, ctx.group), None, None, None
+
+
+class Shift(Function):
+    """To the rank some hops on, from the one as many before; backward is the way back.
+
+    Source: eq-shift-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hops: int, group: ProcessGroup) -> Tensor:
+        agree_on("shift", x, group, f"hops={hops}")
+        ctx.hops, ctx.group = hops, group
+        return post_shift((x,), hops, group)()[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return Shift.apply(grad, -ctx.hops, ctx.group), None, None
+
+
+def all_gather(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -> Tensor:
+    """The tensors of all ranks, one after the other along `dim`, on every rank.
+
+    Args:
+        x: this rank's piece, of the same shape, dtype and need of a gradient on all ranks.
+        dim: along which the pieces are joined.
+        group: None for all ranks.
+
+    Raises:
+        ValueError: on every rank, where the ranks disagree.
+
+    Source: eq-gather-transpose, chapter 23.
+    """
+    return AllGather.apply(x, dim, world(group)[0])
+
+
+def reduce_scatter(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -> Tensor:
+    """This rank's piece, along `dim`, of the sum of the tensors of all ranks.
+
+    Args:
+        x: as for `all_gather`; the number of ranks divides its length in `dim`.
+
+    Source: eq-gather-transpose, chapter 23.
+    """
+    return ReduceScatter.apply(x, dim, world(group)[0])
+
+
+def all_to_all(
+    x: Tensor, split_dim: int, concat_dim: int, group: ProcessGroup | None = None
+) -> Tensor:
+    """Cuts x along one dimension, gives each rank its piece, joins what came along another.
+
+    Args:
+        x: as for `all_gather`; the number of ranks divides its length in `split_dim`.
+
+    Source: eq-exchange-transpose, chapter 23.
+    """
+    return AllToAll.apply(x, split_dim, concat_dim, world(group)[0])
+
+
+def shift(x: Tensor, hops: int = 1, group: ProcessGroup | None = None) -> Tensor:
+    """The tensor of the rank `hops` before this one, around the ring.
+
+    Args:
+        x: as for `all_gather`.
+        hops: negative for the ranks after this one.
+
+    Source: eq-shift-transpose, chapter 23.
+    """
+    return Shift.apply(x, hops, world(group)[0])
+
+
+class Replicate(Function):
+    """One tensor that all ranks hold, used by each in its own way; backward is AddUp.
+
+    Source: eq-replicate-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        agree_on("replicate", x, group)
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return AddUp.apply(grad, ctx.group), None
+
+
+class AddUp(Function):
+    """One tensor that all ranks hold, the sum of what each had; backward is Replicate.
+
+    Source: eq-replicate-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        agree_on("add_up", x, group)
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        ranks = dist.get_world_size(group)
+        sent("all_reduce", 2 * (ranks - 1) * x.nbytes // ranks, 2 * (ranks - 1))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return Replicate.apply(grad, ctx.group), None
+
+
+def replicate(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """One tensor that all ranks hold; from here on each rank's copy is its own.
+
+    Forward, nothing travels. Backward, the gradients of the copies are added up.
+
+    Source: eq-replicate-transpose, chapter 23.
+    """
+    return Replicate.apply(x, world(group)[0])
+
+
+def add_up(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """The sum of the tensors of all ranks, as one tensor that all of them hold.
+
+    What is computed from it is the same on all ranks and counts once: backward, each rank
+    gets the gradient as it is, and nothing travels.
+
+    Source: eq-replicate-transpose, chapter 23.
+    """
+    return AddUp.apply(x, world(group)[0])
+
+
+def all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """The sum of the tensors of all ranks, a copy for each, which counts on each.
+
+    `replicate(add_up(x))`: it is its own transpose. If the loss made from it is the same on
+    all ranks and should count once, take `add_up`.
+
+    Source: eq-reduce-transpose, chapter 23.
+    """
+    return replicate(add_up(x, group), group)
+
+
+def rank_gradients(
+    function: Callable[..., Tensor],
+    *inputs: Tensor,
+    group: ProcessGroup | None = None,
+    step: float = 1e-6,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of this rank's inputs by backward, and by central differences.
+
+    The loss is the sum over the ranks of ⟨function(*inputs), w⟩ with fixed weights w. For
+    the differences, one number of one rank changes at a time, and all ranks compute.
+
+    Args:
+        function: of this rank's inputs; calls collectives. Returns one tensor.
+        inputs: float64, of as many numbers on each rank.
+
+    Source: eq-pairing-ranks, chapter 23; eq-finite-difference, chapter 10.
+    """
+    group, rank, ranks = world(group)
+    inputs = tuple(x.detach().clone().requires_grad_() for x in inputs)
+    out = function(*inputs)
+    draw = torch.Generator().manual_seed(rank)
+    weight = torch.randn(out.shape, generator=draw, dtype=out.dtype).to(out.device)
+    exact = list(torch.autograd.grad(out, inputs, weight, allow_unused=True))
+    exact = [
+        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, exact, strict=True)
+    ]
+
+    def loss() -> Tensor:
+        total = (function(*inputs) * weight).sum()
+        dist.all_reduce(total, group=group)
+        return total
+
+    near = [torch.zeros_like(x) for x in inputs]
+    with torch.no_grad():
+        for owner in range(ranks):
+            for x, slope in zip(inputs, near, strict=True):
+                for i in range(x.numel()):
+                    sides = []
+                    for sign in (1, -1):
+                        old = x.view(-1)[i].clone()
+                        if rank == owner:
+                            x.view(-1)[i] += sign * step
+                        sides.append(loss())
+                        x.view(-1)[i] = old
+                    if rank == owner:
+                        slope.view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
+    return exact, near
