@@ -150,8 +150,7 @@ def all_cases(rank, tile):
     return done
 
 
-@pytest.mark.parametrize("tile", (1024, 3))
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("ranks", "tile"), ((1, 3), (2, 1024), (4, 3)))
 def test_the_ring_is_the_attention_of_the_whole_text(ranks, tile):
     done = parallel.run(all_cases, ranks, tile)
     assert set(done) == {3 * (5 * len(CASES) + 3 + 3)}
@@ -231,8 +230,8 @@ def pad(x, tokens):
 
 
 def contract(rank):
-    for options in ({}, {"causal": True}, {"causal": True, "window": 2}):
-        check_attention(lambda o=options: Sharded(**o), leading=((), (2, 2)))
+    options = {"causal": True, "window": 3}
+    check_attention(lambda: Sharded(**options), leading=((2,),), dtypes=(torch.bfloat16,))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -245,3 +244,143 @@ def test_the_sharded_form_keeps_the_contract(ranks):
 )
 def test_one_rank_keeps_the_contract(options):
     check_attention(lambda: RingAttention(**options))
+
+
+# What travels
+
+
+def counted(rank, window, dtype):
+    ranks, tokens, shapes = dist.get_world_size(), 6, ((4, 6, 8), (2, 6, 8), (2, 6, 3))
+    mine = [drawn(*x, seed=rank, dtype=dtype).requires_grad_() for x in shapes]
+    with parallel.Traffic() as forward:
+        output = ring_attention(*mine, causal=True, window=window)
+    with parallel.Traffic() as backward:
+        output.sum().backward()
+    hops = ranks - 1 if window is None else min(ranks - 1, -(-(window - 1) // tokens))
+    numbers = 2 * tokens * (8 + 3)
+    size = torch.finfo(dtype).bits // 8
+    wide = max(size, 4)
+    assert forward.by_name.get("shift", 0) == hops * numbers * size
+    home = (hops + 1) * numbers * wide if hops else 0
+    assert backward.by_name.get("shift", 0) == hops * numbers * size + home
+    assert all(x.grad.dtype == dtype for x in mine) and output.dtype == dtype
+
+
+def all_counted(rank):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for window in (None, 1, 2, 7, 8, 13, 14, 100):
+            counted(rank, window, dtype)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_bytes_are_as_predicted(ranks):
+    parallel.run(all_counted, ranks)
+
+
+def in_halves(rank):
+    shards = [drawn(2, 32, 16, seed=10 * rank + i) for i in range(3)]
+    halves = [x.to(torch.bfloat16) for x in shards]
+    exact = ring_attention(*(x.double() for x in halves), causal=True)
+    found = ring_attention(*halves, causal=True)
+    return (found == exact.to(torch.bfloat16)).double().mean().item()
+
+
+def test_half_precision_is_rounded_once():
+    assert min(parallel.run(in_halves, 4)) > 0.999
+
+
+# Bad input: one error, on every rank
+
+
+def refused(rank, change, message):
+    ranks = dist.get_world_size()
+    shapes = {"query": (4, 6, 8), "key": (2, 6, 8), "value": (2, 6, 3)}
+    call = {name: drawn(*shape) for name, shape in shapes.items()}
+    call |= {"positions": torch.arange(6) + 6 * rank}
+    call |= change(rank, ranks, call)
+    try:
+        ring_attention(call.pop("query"), call.pop("key"), call.pop("value"), **call)
+    except (TypeError, ValueError) as error:
+        assert message in str(error), error
+        return str(error)
+    raise AssertionError(f"accepted; expected {message!r}")
+
+
+def last(rank, ranks, **change):
+    return change if rank == ranks - 1 else {}
+
+
+BAD = {
+    "key: expected": lambda r, p, c: last(r, p, key=c["key"][0]),
+    "value: expected 6 tokens": lambda r, p, c: last(r, p, value=c["value"][:, :5]),
+    "key: expected torch.float64": lambda r, p, c: last(r, p, key=c["key"].float()),
+    "query: expected a floating-point": lambda r, p, c: last(r, p, query=[1, 2]),
+    "causal: expected True": lambda r, p, c: last(r, p, causal=1),
+    "window: expected None": lambda r, p, c: last(r, p, window=0),
+    "expected shape (6,)": lambda r, p, c: last(r, p, positions=torch.arange(5)),
+    "positions: expected a tensor of int": lambda r, p, c: last(
+        r, p, positions=torch.arange(6.0)
+    ),
+    "documents: expected one tensor or two": lambda r, p, c: last(r, p, documents=[]),
+    "sink: expected a shape": lambda r, p, c: last(r, p, sink=torch.zeros(3, 1)),
+    "mask: expected a shape": lambda r, p, c: last(r, p, mask=torch.ones(6, 7) > 0),
+    "since they are columns of mask": lambda r, p, c: {
+        "positions": torch.arange(6),
+        "mask": torch.ones(6, 6 * p) > 0,
+    },
+    "window = 3": lambda r, p, c: last(r, p, window=3),
+    "causal = True": lambda r, p, c: last(r, p, causal=True),
+    "scale = 0.5": lambda r, p, c: last(r, p, scale=0.5),
+    "positions = None": lambda r, p, c: last(r, p, positions=None),
+    "mask = given": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
+    "key = torch.float64 (2, 5, 8)": lambda r, p, c: last(
+        r, p, key=c["key"][:, :5], value=c["value"][:, :5],
+        positions=(c["positions"], c["positions"][:5]),
+    ),
+    "torch.float32": lambda r, p, c: last(
+        r, p, **{n: c[n].float() for n in ("query", "key", "value")}
+    ),
+    "requires_grad = True": lambda r, p, c: last(
+        r, p, query=c["query"].clone().requires_grad_()
+    ),
+    "expected device cpu": lambda r, p, c: last(
+        r, p, **{n: c[n].to("meta") for n in ("query", "key", "value")}
+    ),
+}  # fmt: skip
+
+
+def all_refused(rank):
+    return [refused(rank, change, message) for message, change in BAD.items()]
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_a_refusal_is_raised_on_every_rank(ranks, as_shipped):
+    for told in parallel.run(all_refused, ranks):
+        assert len(told) == len(BAD)
+    assert not multiprocessing.active_children()
+
+
+def test_shards_of_a_text(as_shipped):
+    for order, rows in {
+        "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
+        "striped": [[0, 2, 4, 6], [1, 3, 5, 7]],
+    }.items():
+        assert [shard_positions(8, 2, r, order).tolist() for r in range(2)] == rows
+        assert shard_positions(5, 1, 0, order).tolist() == list(range(5))
+    for message, given in {
+        "order: expected one of": (8, 2, 0, "zigzg"),
+        "rank: expected 0 to 1": (8, 2, 2, "striped"),
+        "tokens: expected a multiple of 4": (6, 2, 0, "zigzag"),
+        "tokens: expected a multiple of 2": (7, 2, 0, "contiguous"),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            shard_positions(*given)
+
+
+@pytest.mark.parametrize("given", ({"causal": 1}, {"window": 1.5}))
+def test_the_class_refuses(given, as_shipped):
+    with pytest.raises(TypeError, match=next(iter(given))):
+        RingAttention(**given)
+    with pytest.raises(ValueError, match="order"):
+        RingAttention(order="")
