@@ -55,7 +55,7 @@ def shard_positions(
         ValueError: an unknown order, a rank out of range, or tokens that can't be shared
             equally.
 
-    Source: chapter 24, eq-zigzag, eq-stripes; Brandon et al. (2023) for stripes.
+    Source: chapter 24, eq-balance, eq-zigzag; Brandon et al. (2023) for stripes.
     """
     if order not in ORDERS:
         expected = ", ".join(map(repr, ORDERS))
