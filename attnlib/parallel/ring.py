@@ -488,6 +488,46 @@ def refuse_other_columns(mask: Mask | None, positions: Int[Tensor, "ranks keys"]
         )
 
 
+def facts_of(
+    query: Tensor, key: Tensor, value: Tensor, *options: Tensor | tuple | None
+) -> dict[str, Any]:
+    """What all ranks must have alike, by the names of the arguments.
+
+    Source: chapter 24.
+    """
+    tensors = (query, key, value, *(x for x in options if isinstance(x, Tensor)))
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    facts: dict[str, Any] = {
+        name: f"{x.dtype} {tuple(x.shape)}"
+        for name, x in (("query", query), ("key", key), ("value", value))
+    }
+    for name, x in zip((*PLACES, "sink", "mask"), options, strict=True):
+        facts[name] = "None" if x is None else "given"
+    return {**facts, "requires_grad": gradients}
+
+
+def fold_heads(query: Tensor, heads: int) -> Tensor:
+    """Heads that share keys as more rows of one head.
+
+    Source: chapter 24; chapter 18, eq-grouped-heads.
+    """
+    return query if heads == 1 else query.unflatten(-3, (-1, heads)).flatten(-3, -2)
+
+
+def fold_mask(mask: Mask | None, query: Tensor, heads: int) -> Mask | None:
+    """The mask for what `fold_heads` returns.
+
+    Source: chapter 24; chapter 18, eq-grouped-heads.
+    """
+    if mask is None or heads == 1 or mask.dim() < 2:
+        return mask
+    mask = mask[None] if mask.dim() == 2 else mask
+    if mask.shape[-3] == 1 == mask.shape[-2]:
+        return mask
+    mask = mask.unflatten(-3, (-1, 1 if mask.shape[-3] == 1 else heads))
+    return mask.expand(*mask.shape[:-3], heads, query.shape[-2], -1).flatten(-3, -2)
+
+
 def ring_attention(
     query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*shared keys d_k"],
@@ -569,46 +609,6 @@ def ring_attention(
         output, lse = add_sink(output, lse, sink)
     output = output.to(query.dtype)
     return (output, lse) if return_lse else output
-
-
-def facts_of(
-    query: Tensor, key: Tensor, value: Tensor, *options: Tensor | tuple | None
-) -> dict[str, Any]:
-    """What all ranks must have alike, by the names of the arguments.
-
-    Source: chapter 24.
-    """
-    tensors = (query, key, value, *(x for x in options if isinstance(x, Tensor)))
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    facts: dict[str, Any] = {
-        name: f"{x.dtype} {tuple(x.shape)}"
-        for name, x in (("query", query), ("key", key), ("value", value))
-    }
-    for name, x in zip((*PLACES, "sink", "mask"), options, strict=True):
-        facts[name] = "None" if x is None else "given"
-    return {**facts, "requires_grad": gradients}
-
-
-def fold_heads(query: Tensor, heads: int) -> Tensor:
-    """Heads that share keys as more rows of one head.
-
-    Source: chapter 24; chapter 18, eq-grouped-heads.
-    """
-    return query if heads == 1 else query.unflatten(-3, (-1, heads)).flatten(-3, -2)
-
-
-def fold_mask(mask: Mask | None, query: Tensor, heads: int) -> Mask | None:
-    """The mask for what `fold_heads` returns.
-
-    Source: chapter 24; chapter 18, eq-grouped-heads.
-    """
-    if mask is None or heads == 1 or mask.dim() < 2:
-        return mask
-    mask = mask[None] if mask.dim() == 2 else mask
-    if mask.shape[-3] == 1 == mask.shape[-2]:
-        return mask
-    mask = mask.unflatten(-3, (-1, 1 if mask.shape[-3] == 1 else heads))
-    return mask.expand(*mask.shape[:-3], heads, query.shape[-2], -1).flatten(-3, -2)
 
 
 class RingAttention(BaseAttention):
