@@ -607,8 +607,7 @@ def ring_attention(
     output = output.view(*lse.shape, value.shape[-1])
     if sink is not None:
         output, lse = add_sink(output, lse, sink)
-    output = output.to(query.dtype)
-    return (output, lse) if return_lse else output
+    return (output.to(query.dtype), lse) if return_lse else output.to(query.dtype)
 
 
 class RingAttention(BaseAttention):
