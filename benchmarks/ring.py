@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from machine import machine
+from machine import describe
 
 from attnlib import flash_attention, parallel
 
@@ -27,7 +27,7 @@ ORDERS = ("contiguous", "zigzag", "striped")
 
 
 def median_time(function, repeats=5):
-    """Seconds of the slowest rank, the median of some calls after one that is not counted."""
+    """Seconds of the slowest rank, median of some calls; a first one is not counted."""
     times = []
     for _ in range(repeats + 1):
         dist.barrier()
@@ -98,7 +98,7 @@ def main():
     given = parser.parse_args()
     alone = parallel.run(square_time, 1, given.tokens)[0]
     hop = parallel.run(hop_times, 2)[0]
-    record = {"machine": machine(), "tokens": given.tokens, "square": alone, "hop": hop}
+    record = {"machine": describe(), "tokens": given.tokens, "square": alone, "hop": hop}
     record["ring"] = {
         ranks: parallel.run(ring_times, ranks, given.tokens, timeout=600)[0]
         for ranks in given.ranks

@@ -655,6 +655,17 @@ class RingAttention(BaseAttention):
         )
         return mine + size * (keys - queries), theirs
 
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Output of this rank's queries, with or without heads that share keys."""
+        shapes, places = [getattr(x, "shape", ()) for x in (query, key)], None
+        if min(map(len, shapes)) > 1:  # what is not so is refused below
+            places = self.positions(shapes[0][-2], shapes[1][-2])
+        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
+        options |= {"mask": mask, "group": self.group}
+        return ring_attention(query, key, value, places, **options)
+
     def attend_groups(
         self,
         query: Float[Tensor, "*batch heads queries d_k"],
@@ -662,13 +673,8 @@ class RingAttention(BaseAttention):
         value: Float[Tensor, "*batch kv_heads keys d_v"],
         mask: Mask | None = None,
     ) -> Float[Tensor, "*batch heads queries d_v"]:
-        """Output (..., H, N, d_v); the heads that are shared travel once."""
-        shapes, places = [getattr(x, "shape", ()) for x in (query, key)], None
-        if min(map(len, shapes)) > 1:  # what is not so is refused below
-            places = self.positions(shapes[0][-2], shapes[1][-2])
-        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
-        options |= {"mask": mask, "group": self.group}
-        return ring_attention(query, key, value, places, **options)
+        """Output (..., H, N, d_v); keys that heads share travel once."""
+        return self.attend(query, key, value, mask)
 
     def forward(
         self,
@@ -678,4 +684,4 @@ class RingAttention(BaseAttention):
         mask: Mask | None = None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) of this rank's queries, and `None`; see `ring_attention`."""
-        return self.attend_groups(query, key, value, mask), None
+        return self.attend(query, key, value, mask), None

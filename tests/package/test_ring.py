@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from attnlib import add_sink, flash_attention, parallel
+from attnlib import FlashAttention, MultiHeadAttention, add_sink, flash_attention, parallel
 from attnlib.base import BaseAttention
 from attnlib.parallel import RingAttention, ring, ring_attention, shard_positions
 from attnlib.testing import check_attention
@@ -235,14 +235,14 @@ def contract(rank):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_sharded_form_keeps_the_contract(ranks):
+def test_the_sharded_form_keeps_the_contract(ranks, as_shipped):
     parallel.run(contract, ranks)
 
 
 @pytest.mark.parametrize(
     "options", ({}, {"causal": True}, {"window": 2, "order": "zigzag"})
 )
-def test_one_rank_keeps_the_contract(options):
+def test_one_rank_keeps_the_contract(options, as_shipped):
     check_attention(lambda: RingAttention(**options))
 
 
@@ -384,3 +384,32 @@ def test_the_class_refuses(given, as_shipped):
         RingAttention(**given)
     with pytest.raises(ValueError, match="order"):
         RingAttention(order="")
+
+
+# As a part of a layer
+
+
+def all_layers(rank):
+    ranks = dist.get_world_size()
+    torch.manual_seed(0)
+    make = {"embed_dim": 8, "num_heads": 4, "num_kv_heads": 2}
+    for order in ring.ORDERS:
+        heads = RingAttention(causal=True, window=6, order=order)
+        layer = MultiHeadAttention(**make, attention=heads).double()
+        plain = FlashAttention(causal=True, window=6)
+        whole = MultiHeadAttention(**make, attention=plain).double()
+        whole.load_state_dict(layer.state_dict())
+        x, mine = drawn(2, TEXT, 8), shard_positions(TEXT, ranks, rank, order)
+        right, _ = whole(x, need_weights=False)
+        found, _ = layer(x[:, mine], need_weights=False)
+        assert torch.allclose(found, right[:, mine], rtol=1e-10, atol=1e-12)
+        (found**2).sum().backward()
+        (right**2).sum().backward()
+        for part, full in zip(layer.parameters(), whole.parameters(), strict=True):
+            dist.all_reduce(part.grad)
+            assert torch.allclose(part.grad, full.grad, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_layer_of_heads_on_every_rank(ranks):
+    parallel.run(all_layers, ranks)
