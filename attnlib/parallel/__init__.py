@@ -20,6 +20,7 @@ from attnlib.parallel.collectives import (
     run,
     shift,
 )
+from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
 
 __all__ = [
     # Chapter 23: many processes
@@ -36,4 +37,8 @@ __all__ = [
     "add_up",
     "all_reduce",
     "rank_gradients",
+    # Chapter 24: ring attention
+    "RingAttention",
+    "ring_attention",
+    "shard_positions",
 ]

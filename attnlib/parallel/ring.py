@@ -1,0 +1,687 @@
+# Made from book/24_ring_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
+"""Ring attention: keys travel from rank to rank, states merge.
+
+Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from attnlib.base import BaseAttention
+from attnlib.checks import (
+    as_autocast,
+    broadcasts,
+    refuse_bad_inputs,
+    refuse_bad_mask,
+    require_flag,
+    require_window,
+)
+from attnlib.flash.operators import flash_backward, flash_forward
+from attnlib.flash.tiles import LOG2E, mask_tile, row_blocks
+from attnlib.grouped_query import add_sink
+from attnlib.masks import Mask, both_masks
+from attnlib.online_softmax import merge_outputs
+from attnlib.parallel.collectives import agree, post_shift
+
+ORDERS = ("contiguous", "zigzag", "striped")
+PLACES = ("positions", "documents")  # what a token has that does not travel with it
+TILE = 1024  # queries and keys whose mask is formed at once
+
+
+def shard_positions(
+    tokens: int, ranks: int, rank: int, order: str = "zigzag"
+) -> Int[Tensor, " shard"]:
+    """The places in the whole text of the tokens that one rank holds.
+
+    Args:
+        tokens: number of tokens of the whole text, a multiple of ranks, and of 2 · ranks
+            in the order "zigzag".
+        ranks: number of ranks P.
+        rank: which of them.
+        order: "contiguous", one piece after the other; "zigzag", of 2P pieces the one with
+            the number of the rank, and the one as far from the end; "striped", every P-th
+            token.
+
+    Returns:
+        tokens / ranks positions: `x[..., positions, :]` is the shard of this rank.
+
+    Raises:
+        ValueError: an unknown order, a rank out of range, or tokens that can't be shared
+            equally.
+
+    Source: chapter 24, eq-balance, eq-zigzag; Brandon et al. (2023) for stripes.
+    """
+    if order not in ORDERS:
+        expected = ", ".join(map(repr, ORDERS))
+        raise ValueError(f"order: expected one of {expected}, got {order!r}")
+    if ranks < 1 or not 0 <= rank < ranks:
+        raise ValueError(f"rank: expected 0 to {ranks - 1}, got {rank}")
+    pieces = 2 * ranks if order == "zigzag" and ranks > 1 else ranks
+    if tokens % pieces:
+        raise ValueError(f"tokens: expected a multiple of {pieces}, got {tokens}")
+    text = torch.arange(tokens)
+    if order == "striped":
+        return text[rank::ranks]
+    if pieces == ranks:
+        return text.chunk(ranks)[rank] if tokens else text
+    first, last = (text.view(pieces, -1)[i] for i in (rank, pieces - 1 - rank))
+    return torch.cat([first, last])
+
+
+def ranges(places: Int[Tensor, "*ranks two tokens"]) -> Int[Tensor, "*ranks 2 two"]:
+    """The lowest and the highest of the positions, and of the documents, of some tokens.
+
+    Source: chapter 24, eq-rule.
+    """
+    return torch.stack(places.aminmax(dim=-1), dim=-2)
+
+
+class Rule(NamedTuple):
+    """Which query may see which key: by their places in the text, not by where they are.
+
+    A token has two numbers, its position and its document, as a column of `places`.
+
+    Args:
+        causal: whether a query sees the keys up to its own position only.
+        window: whether it sees those less than so many positions away only.
+
+    Source: chapter 24, eq-rule.
+    """
+
+    causal: bool = False
+    window: int | None = None
+
+    def allowed(
+        self, queries: Int[Tensor, "2 queries"], keys: Int[Tensor, "2 keys"]
+    ) -> Bool[Tensor, "queries keys"]:
+        """Pair by pair, True = may attend."""
+        ahead = queries[0, :, None] - keys[0]
+        allowed = queries[1, :, None] == keys[1]
+        if self.causal:
+            allowed &= ahead >= 0
+        if self.window is not None:
+            allowed &= ahead.abs() < self.window
+        return allowed
+
+    def verdict(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """By the `ranges` of two sets, (..., 2, 2): whether no pair may attend, or all may.
+
+        Both are False where the ranges do not tell.
+        """
+        least = queries[..., 0, :] - keys[..., 1, :]  # of position and document: how far
+        most = queries[..., 1, :] - keys[..., 0, :]  # a query is ahead of a key
+        never = (least[..., 1] > 0) | (most[..., 1] < 0)
+        always = (least[..., 1] == 0) & (most[..., 1] == 0)
+        least, most = least[..., 0], most[..., 0]
+        if self.causal:
+            never, always = never | (most < 0), always & (least >= 0)
+        if self.window is not None:
+            never = never | (least >= self.window) | (most <= -self.window)
+            always = always & (least > -self.window) & (most < self.window)
+        return never, always
+
+
+def hops_needed(
+    rule: Rule,
+    queries: Int[Tensor, "ranks 2 queries"],
+    keys: Int[Tensor, "ranks 2 keys"],
+    pieces: int = 8,
+) -> int:
+    """How often the keys must be passed on until every query has met all that it sees.
+
+    Args:
+        rule: which query may see which key.
+        queries: position and document of the queries of all ranks.
+        keys: the same of their keys.
+        pieces: into how many pieces a shard is cut to be looked at.
+
+    Returns:
+        A number below that of the ranks, the same on each of them.
+
+    Source: chapter 24, eq-ring, eq-window-hops.
+    """
+    ranks, most = len(keys), [min(pieces, x.shape[-1]) for x in (queries, keys)]
+    if 0 in most:
+        return 0
+    q, k = (
+        torch.stack([ranges(part) for part in x.tensor_split(count, dim=-1)])
+        for x, count in zip((queries, keys), most, strict=True)
+    )
+    never, _ = rule.verdict(q[:, None, :, None], k[:, None])
+    reader, owner = (~never).flatten(0, 1).any(dim=0).nonzero(as_tuple=True)
+    hops = (reader - owner) % ranks
+    return int(hops.max()) if hops.numel() else 0
+
+
+class RingPlan(NamedTuple):
+    """What a rank computes in each step of the ring, tile by tile.
+
+    Args:
+        rule: which query may see which key.
+        queries: position and document of this rank's queries, a row for each that it has.
+        keys: position and document of the keys of all ranks.
+        hops: how often the keys are passed on.
+        rank: the rank.
+        group: its group; `None` if nothing travels.
+        scale: factor on the scores.
+        device: where the masks of tiles are needed.
+
+    Source: chapter 24, eq-ring, eq-rule.
+    """
+
+    rule: Rule
+    queries: Int[Tensor, "2 queries"]
+    keys: Int[Tensor, "ranks 2 keys"]
+    hops: int
+    rank: int
+    group: dist.ProcessGroup | None
+    scale: float
+    device: torch.device
+
+    def tiles(
+        self, step: int, mask: Tensor | None
+    ) -> Iterator[tuple[slice, slice, Tensor | None, Tensor]]:
+        """Tiles of which a pair may attend: rows, columns, mask, and whose columns it has.
+
+        The keys are those of the rank so many hops behind. The mask of a tile is `None` if
+        all may attend. The last is the positions of its keys, which are columns of `mask`.
+        """
+        keys = self.keys[(self.rank - step) % len(self.keys)]
+        rows, cols = (list(row_blocks(x.shape[-1], TILE)) for x in (self.queries, keys))
+        if not rows or not cols:
+            return
+        q = torch.stack([ranges(self.queries[:, part]) for part in rows])
+        k = torch.stack([ranges(keys[:, part]) for part in cols])
+        never, always = (x.tolist() for x in self.rule.verdict(q[:, None], k))
+        for i, row in enumerate(rows):
+            for j, col in enumerate(cols):
+                if never[i][j]:
+                    continue
+                part = None if mask is None else columns(mask, row, keys[0, col])
+                if not always[i][j]:
+                    seen = self.rule.allowed(self.queries[:, row], keys[:, col])
+                    if not seen.any():
+                        continue
+                    part = both_masks(part, seen.to(self.device))
+                yield row, col, part, keys[0, col]
+
+
+def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tensor:
+    """The part of a mask for some queries, and the keys at some positions of the text.
+
+    Source: chapter 24, eq-rule.
+    """
+    mask = mask_tile(mask, rows, slice(None))
+    if mask.dim() > 0 and mask.shape[-1] > 1:
+        mask = mask[..., positions.to(mask.device)]
+    return mask
+
+
+class RingFunction(Function):
+    """Attention whose keys travel: output and log-sum-exp, both in float32 at least.
+
+    Source: chapter 24, eq-ring, eq-ring-gradients; Liu et al. (2023).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        plan: RingPlan,
+    ) -> tuple[Tensor, Tensor]:
+        """Merges the state of every tile into that of its queries."""
+        wide = torch.promote_types(query.dtype, torch.float32)
+        shape = (*query.shape[:-1], value.shape[-1])
+        output = query.new_zeros(shape, dtype=wide)
+        lse = query.new_full(shape[:-1], -torch.inf, dtype=wide)
+        k, v = key, value
+        for step in range(plan.hops + 1):
+            # Posted first: the next keys travel while these are used.
+            arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
+            for rows, cols, seen, _ in plan.tiles(step, mask):
+                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+                tile = (*(x.to(wide) for x in tile), seen)
+                part = flash_forward(*tile, False, plan.scale, None)[:2]
+                old = output[..., rows, :], lse[..., rows]
+                output[..., rows, :], lse[..., rows] = merge_outputs(old, part)
+            if arrived is not None:
+                k, v = arrived()
+        ctx.plan = plan
+        ctx.save_for_backward(query, key, value, mask, output, lse)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: Tensor, grad_lse: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The keys travel again, and the gradients of the keys with them, then home."""
+        query, key, value, mask, output, lse = ctx.saved_tensors
+        plan, wide = ctx.plan, output.dtype
+        mask_too = ctx.needs_input_grad[3]
+        grad_q = torch.zeros_like(query, dtype=wide)
+        grad_mask = torch.zeros_like(mask) if mask_too else None
+        # The level of the weights is final: no tile has to know of the others.
+        top = (lse * LOG2E).clamp(min=torch.finfo(wide).min)
+        one = torch.ones_like(top)
+        (k, v), added = (key, value), None
+        for step in range(plan.hops + 1):
+            arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
+            grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (key, value))
+            for rows, cols, seen, positions in plan.tiles(step, mask):
+                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+                kept = (output[..., rows, :], top[..., rows], one[..., rows])
+                came = (grad_output[..., rows, :], grad_lse[..., rows])
+                *parts, part_mask = flash_backward(
+                    *(x.to(wide) for x in tile),
+                    seen,
+                    *kept,
+                    *came,
+                    mask_too,
+                    False,
+                    plan.scale,
+                    None,
+                )
+                grad_q[..., rows, :] += parts[0]
+                grad_k[..., cols, :] += parts[1]
+                grad_v[..., cols, :] += parts[2]
+                if mask_too:
+                    add_to_mask(grad_mask, part_mask, rows, positions)
+            if added is not None:  # what the ranks before have added for these keys
+                for total, x in zip((grad_k, grad_v), added(), strict=True):
+                    total += x
+            if arrived is not None:
+                added = post_shift((grad_k, grad_v), 1, plan.group)
+                k, v = arrived()
+        if plan.hops:  # home, to the rank whose keys they are
+            grad_k, grad_v = post_shift((grad_k, grad_v), -plan.hops, plan.group)()
+        grads = (grad_q, grad_k, grad_v)
+        return *(x.to(query.dtype) for x in grads), grad_mask, None
+
+
+def add_to_mask(
+    total: Tensor, part: Tensor, rows: slice, positions: Int[Tensor, " keys"]
+) -> None:
+    """Adds the gradient of a mask's part for a tile to that of the whole mask.
+
+    Source: chapter 24, eq-ring-gradients.
+    """
+    where = mask_tile(total, rows, slice(None))
+    if where.dim() > 0 and where.shape[-1] > 1:
+        part = part.sum_to_size(*where.shape[:-1], len(positions))
+        where.index_add_(-1, positions.to(where.device), part.to(where.dtype))
+    else:
+        where += part.sum_to_size(where.shape)
+
+
+def ring_of(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Rank and number of ranks; (0, 1) where no process group was made.
+
+    Raises:
+        ValueError: this process does not belong to the group.
+
+    Source: chapter 24.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("group: expected one that this process belongs to")
+    return rank, size
+
+
+def refuse_together(
+    facts: dict[str, Any], error: Exception | None, group: dist.ProcessGroup | None
+) -> None:
+    """Lets all ranks go on, or none: where one refuses, each of them raises.
+
+    Args:
+        facts: what must be the same on all ranks, by the names of the arguments.
+        error: what this rank refuses, if it does.
+        group: the ranks.
+
+    Raises:
+        TypeError, ValueError: what this rank refuses; or, ValueError, what another one
+            does, or the ranks disagree about.
+
+    Source: chapter 24; chapter 23 for `agree`.
+    """
+    if ring_of(group)[1] > 1:
+        try:
+            told = [f"{name} = {fact}" for name, fact in facts.items()]
+            agree("ring_attention", told, group, "" if error is None else str(error))
+        except ValueError:
+            if error is None:
+                raise
+    if error is not None:
+        raise error
+
+
+def refuse_bad_shard(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    sink: Tensor | None,
+    size: int,
+) -> int:
+    """Refuses a shard that can't be attended to; how many heads share keys otherwise.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_inputs`.
+
+    Source: chapter 24; the contract, appendix A.
+    """
+    group = 1
+    if isinstance(query, Tensor) and isinstance(key, Tensor):
+        dims = query.dim() == key.dim() >= 3
+        if dims and key.shape[-3] and query.shape[-3] % key.shape[-3] == 0:
+            group = max(1, query.shape[-3] // key.shape[-3])
+    one = query if group == 1 else query[..., : key.shape[-3], :, :]
+    refuse_bad_inputs(one, key, value)
+    if mask is not None:
+        refuse_bad_mask(mask, query, keys=size * key.shape[-2])
+    if sink is not None and not broadcasts(sink.shape, query.shape[:-1]):
+        expected = f"expected a shape that broadcasts to {tuple(query.shape[:-1])}"
+        raise ValueError(f"sink: {expected}, got {tuple(sink.shape)}")
+    return group
+
+
+def refuse_bad_places(name: str, given: Any, tokens: list[int]) -> list[Tensor] | None:
+    """One row of whole numbers for the queries and one for the keys, or an error.
+
+    Args:
+        name: "positions" or "documents".
+        given: `None`; one number for each token of this rank; or two such rows, for the
+            queries and for the keys.
+        tokens: how many of them this rank has.
+
+    Raises:
+        TypeError: not whole numbers.
+        ValueError: not one number for each token.
+
+    Source: chapter 24, eq-rule.
+    """
+    if given is None:
+        return None
+    pair = given if isinstance(given, tuple | list) else (given, given)
+    if len(pair) != 2:
+        raise ValueError(f"{name}: expected one tensor or two, got {len(pair)}")
+    for row, what, count in zip(pair, ("query", "key"), tokens, strict=True):
+        whole = isinstance(row, Tensor) and row.dtype in (torch.int64, torch.int32)
+        if not whole:
+            got = row.dtype if isinstance(row, Tensor) else repr(row)
+            raise TypeError(f"{name}: expected a tensor of int64 or int32, got {got}")
+        if row.shape != (count,):
+            raise ValueError(
+                f"{name}: expected shape ({count},), one number for each token of {what}, "
+                f"got {tuple(row.shape)}"
+            )
+    return [row.to("cpu", torch.int64) for row in pair]
+
+
+def gather_places(
+    positions: list[Tensor] | None,
+    documents: list[Tensor] | None,
+    tokens: list[int],
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> list[Tensor]:
+    """Position and document of the queries, and of the keys, of all ranks: (P, 2, tokens).
+
+    Source: chapter 24, eq-rule.
+    """
+    rank, size = ring_of(group)
+    plain = [torch.arange(size * count).view(size, -1) for count in tokens]
+    plain[0] += size * (tokens[1] - tokens[0])  # the last query is the last token
+    if size > 1 and positions is None and documents is None:
+        return [torch.stack([x, torch.zeros_like(x)], dim=1) for x in plain]
+    positions = positions or [x[rank] for x in plain]
+    documents = documents or [torch.zeros_like(row) for row in positions]
+    pairs = zip(positions, documents, strict=True)
+    mine = torch.cat([torch.stack(x) for x in pairs], dim=1)
+    every = [mine.to(device)]
+    if size > 1:
+        every = [torch.empty_like(every[0]) for _ in range(size)]
+        dist.all_gather(every, mine.to(device), group)
+    return list(torch.stack(every).cpu().split(tokens, dim=-1))
+
+
+def refuse_other_device(x: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Refuses a tensor on a device between whose ranks the group does not carry.
+
+    Raises:
+        ValueError: it is on another device.
+
+    Source: chapter 24.
+    """
+    backend = str(dist.get_backend(group))
+    carried = {"gloo": "cpu", "nccl": "cuda"}
+    devices = [device for name, device in carried.items() if name in backend]
+    if devices and x.device.type not in devices:
+        expected = f"expected device {' or '.join(devices)} as the group"
+        raise ValueError(f"query: {expected}, got {x.device}")
+
+
+def refuse_other_columns(mask: Mask | None, positions: Int[Tensor, "ranks keys"]) -> None:
+    """Refuses a mask, whose columns are the text, where the keys are not the text.
+
+    Raises:
+        ValueError: the positions of all keys are not 0, 1, ... each once.
+
+    Source: chapter 24, eq-rule.
+    """
+    places = positions.flatten().sort().values
+    if mask is not None and not torch.equal(places, torch.arange(len(places))):
+        raise ValueError(
+            f"positions: expected each of 0 to {len(places) - 1} once among the keys of "
+            "all ranks, since they are columns of mask"
+        )
+
+
+def facts_of(
+    query: Tensor, key: Tensor, value: Tensor, *options: Tensor | tuple | None
+) -> dict[str, Any]:
+    """What all ranks must have alike, by the names of the arguments.
+
+    Source: chapter 24.
+    """
+    tensors = (query, key, value, *(x for x in options if isinstance(x, Tensor)))
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    facts: dict[str, Any] = {
+        name: f"{x.dtype} {tuple(x.shape)}"
+        for name, x in (("query", query), ("key", key), ("value", value))
+    }
+    for name, x in zip((*PLACES, "sink", "mask"), options, strict=True):
+        facts[name] = "None" if x is None else "given"
+    return {**facts, "requires_grad": gradients}
+
+
+def fold_heads(query: Tensor, heads: int) -> Tensor:
+    """Heads that share keys as more rows of one head.
+
+    Source: chapter 24; chapter 18, eq-grouped-heads.
+    """
+    return query if heads == 1 else query.unflatten(-3, (-1, heads)).flatten(-3, -2)
+
+
+def fold_mask(mask: Mask | None, query: Tensor, heads: int) -> Mask | None:
+    """The mask for what `fold_heads` returns.
+
+    Source: chapter 24; chapter 18, eq-grouped-heads.
+    """
+    if mask is None or heads == 1 or mask.dim() < 2:
+        return mask
+    mask = mask[None] if mask.dim() == 2 else mask
+    if mask.shape[-3] == 1 == mask.shape[-2]:
+        return mask
+    mask = mask.unflatten(-3, (-1, 1 if mask.shape[-3] == 1 else heads))
+    return mask.expand(*mask.shape[:-3], heads, query.shape[-2], -1).flatten(-3, -2)
+
+
+def ring_attention(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*shared keys d_k"],
+    value: Float[Tensor, "*shared keys d_v"],
+    positions: Tensor | tuple[Tensor, Tensor] | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    sink: Tensor | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    group: dist.ProcessGroup | None = None,
+    return_lse: bool = False,
+) -> (
+    Float[Tensor, "*batch queries d_v"]
+    | tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]
+):
+    """Attention of a text that is spread over ranks, each of which calls it with its part.
+
+    The output, and every gradient, are those of `flash_attention` for the whole text, for
+    the tokens of this rank. Nobody holds more than a few shards of keys, and never the
+    scores. Outside of a process group it is attention on one rank.
+
+    Args:
+        query: this rank's queries (..., N, d_k); all shapes are the same on all ranks.
+        key: its keys (..., M, d_k); as many heads as query, or a divisor of that, and
+            neighboring heads of query then share one.
+        value: its values (..., M, d_v), leading dimensions of key.
+        positions: the places of its tokens in the whole text, whole numbers (N,), or two
+            such rows, for the queries and the keys; see `shard_positions`. `None`: the
+            ranks hold one piece after the other, and the last query is the last token.
+        causal: a query sees the keys up to its own position only.
+        window: it sees those less than so many positions away only.
+        documents: the number of the document of each token, likewise; a query sees the
+            keys of its own only. `None`: all belong together.
+        sink: a score without a key, see `add_sink`; its gradient is this rank's part.
+        mask: this rank's queries against the whole text, broadcasts to (..., N, P · M):
+            column p is for the key at position p. Composes with all the others.
+        scale: factor on the scores; `None` means 1/√d_k.
+        group: the ranks; `None` means all processes.
+        return_lse: whether to return the log-sum-exp of the scores too.
+
+    Returns:
+        Output (..., N, d_v), and on request the log-sum-exp (..., N), in float32 at least.
+
+    Raises:
+        TypeError, ValueError: what one rank refuses, or the ranks disagree about; raised on
+            every one of them.
+
+    Source: chapter 24, eq-ring, eq-ring-gradients, eq-rule; Liu et al. (2023).
+    """
+    query, key, value, mask = as_autocast(query, key, value, mask)
+    given = (positions, documents, sink, mask)
+    rank, size = ring_of(group)
+    facts, error = {}, None
+    try:
+        heads = refuse_bad_shard(query, key, value, mask, sink, size)
+        rule = Rule(require_flag("causal", causal), require_window(window))
+        count = [query.shape[-2], key.shape[-2]]
+        mine = [refuse_bad_places(n, x, count) for n, x in zip(PLACES, given, strict=False)]
+        if size > 1:
+            refuse_other_device(query, group)
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        facts = facts_of(query, key, value, *given)
+        facts |= {"causal": causal, "window": window, "scale": scale}
+    except Exception as refused:
+        error = refused
+    refuse_together(facts, error, group)
+    queries, keys = gather_places(*mine, count, query.device, group)
+    refuse_other_columns(mask, keys[:, 0])
+    rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
+    plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
+    q, mask = fold_heads(query, heads), fold_mask(mask, query, heads)
+    output, lse = RingFunction.apply(q, key, value, mask, plan)
+    lse = lse.view(query.shape[:-1])
+    output = output.view(*lse.shape, value.shape[-1])
+    if sink is not None:
+        output, lse = add_sink(output, lse, sink)
+    return (output.to(query.dtype), lse) if return_lse else output.to(query.dtype)
+
+
+class RingAttention(BaseAttention):
+    """`ring_attention` as an attention to plug in: the text is spread over the ranks.
+
+    Outside of a process group, and on one rank, it is attention as any other.
+
+    Args:
+        causal: let each query see only keys up to its own position; composes with any mask.
+        scale: factor on the scores; `None` means 1/√d_k.
+        window: let each query see only keys less than so many positions away.
+        order: which tokens of the text a rank holds, see `shard_positions`; if there are
+            fewer queries than keys, they are the last tokens, shared out in this order.
+        group: the ranks; `None` means all processes.
+
+    Raises:
+        TypeError: causal is not a truth value, or a wrong window.
+        ValueError: an unknown order, or a window below 1.
+
+    Source: chapter 24; Liu et al. (2023).
+    """
+
+    def __init__(
+        self,
+        causal: bool = False,
+        scale: float | None = None,
+        *,
+        window: int | None = None,
+        order: str = "contiguous",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        shard_positions(0, 1, 0, order)
+        self.causal, self.scale = require_flag("causal", causal), scale
+        self.window, self.order, self.group = require_window(window), order, group
+
+    def positions(self, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
+        """Where this rank's queries and keys stand in the whole text."""
+        rank, size = ring_of(self.group)
+        if self.order == "contiguous" or size == 1:
+            return None
+        mine, theirs = (
+            shard_positions(size * count, size, rank, self.order)
+            for count in (queries, keys)
+        )
+        return mine + size * (keys - queries), theirs
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Output of this rank's queries, with or without heads that share keys."""
+        shapes, places = [getattr(x, "shape", ()) for x in (query, key)], None
+        if min(map(len, shapes)) > 1:  # what is not so is refused below
+            places = self.positions(shapes[0][-2], shapes[1][-2])
+        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
+        options |= {"mask": mask, "group": self.group}
+        return ring_attention(query, key, value, places, **options)
+
+    def attend_groups(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "*batch heads queries d_v"]:
+        """Output (..., H, N, d_v); keys that heads share travel once."""
+        return self.attend(query, key, value, mask)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Mask | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
+        """Output (..., N, d_v) of this rank's queries, and `None`; see `ring_attention`."""
+        return self.attend(query, key, value, mask), None

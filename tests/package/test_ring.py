@@ -1,0 +1,415 @@
+"""`ring_attention` on 1, 2 and 4 ranks: the attention of the whole text, with gradients.
+
+Each test is one call of `run`; every rank compares its part with `flash_attention` for the
+whole text, which it computes for itself.
+"""
+
+import multiprocessing
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+
+from attnlib import FlashAttention, MultiHeadAttention, add_sink, flash_attention, parallel
+from attnlib.base import BaseAttention
+from attnlib.parallel import RingAttention, ring, ring_attention, shard_positions
+from attnlib.testing import check_attention
+
+RANKS = (1, 2, 4)
+TEXT = 16
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def whole_text(queries=TEXT, kv_heads=4):
+    """Query, key, value, and the numbers that make a loss of output and log-sum-exp."""
+    q = drawn(2, 4, queries, 6, seed=1)
+    k, v = drawn(2, kv_heads, TEXT, 6, seed=2), drawn(2, kv_heads, TEXT, 5, seed=3)
+    return [q, k, v], drawn(2, 4, queries, 5, seed=4), drawn(2, 4, queries, seed=5)
+
+
+def plain_mask(queries, causal=False, window=None, documents=None):
+    i = torch.arange(queries)[:, None] + TEXT - queries
+    j = torch.arange(TEXT)
+    allowed = torch.ones(queries, TEXT, dtype=torch.bool)
+    if causal:
+        allowed &= j <= i
+    if window is not None:
+        allowed &= (i - j).abs() < window
+    if documents is not None:
+        allowed &= documents[i] == documents[j]
+    return allowed
+
+
+def expected(inputs, heads, allowed, sink, added, scale):
+    """Output and log-sum-exp of one process, by attention that has its own tests."""
+    query, key, value = inputs
+    key, value = (x.repeat_interleave(heads, dim=-3) for x in (key, value))
+    mask = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, -torch.inf)
+    mask = mask if added is None else mask + added
+    found = flash_attention(query, key, value, mask, scale=scale, return_lse=True)
+    return found if sink is None else add_sink(*found, sink)
+
+
+def compared(rank, order, queries, kv_heads, causal, window, documents, sink, mask, scale):
+    ranks = dist.get_world_size()
+    given, weight, slope = whole_text(queries, kv_heads)
+    texts = torch.arange(TEXT) * 3 // TEXT if documents else None
+    sinks = drawn(4, 1, seed=6).requires_grad_() if sink else None
+    added = drawn(4, queries, TEXT, seed=7).requires_grad_() if mask else None
+    inputs = [x.clone().requires_grad_() for x in given]
+    allowed = plain_mask(queries, causal, window, texts)
+    right = expected(inputs, 4 // kv_heads, allowed, sinks, added, scale)
+    finite = right[1] != -torch.inf
+    loss = (right[0] * weight).sum() + (right[1] * slope)[finite].sum()
+    leaves = [x for x in (*inputs, added, sinks) if x is not None]
+    whole = torch.autograd.grad(loss, leaves)
+
+    keys = shard_positions(TEXT, ranks, rank, order)
+    rows = shard_positions(queries, ranks, rank, order)
+    mine = [x[..., p, :].clone() for x, p in zip(given, (rows, keys, keys), strict=True)]
+    mine = [x.requires_grad_() for x in mine]
+    part = None if added is None else added.detach()[:, rows].clone().requires_grad_()
+    own = None if sinks is None else sinks.detach().clone().requires_grad_()
+    positions = None if order == "contiguous" else (rows + TEXT - queries, keys)
+    if order == "striped" and queries == TEXT:
+        positions = keys  # one row for both
+    cut = None if texts is None else (texts[rows + TEXT - queries], texts[keys])
+    options = {"causal": causal, "window": window, "documents": cut, "scale": scale}
+    output, lse = ring_attention(
+        *mine, positions, **options, sink=own, mask=part, return_lse=True
+    )
+    seen = lse != -torch.inf
+    loss = (output * weight[..., rows, :]).sum() + (lse * slope[..., rows])[seen].sum()
+    leaves = [x for x in (*mine, part, own) if x is not None]
+    parts = torch.autograd.grad(loss, leaves)
+    pairs = [(output, right[0][..., rows, :]), (lse, right[1][..., rows])]
+    for x, p, found in zip(whole[:3], (rows, keys, keys), parts[:3], strict=True):
+        pairs.append((found, x[..., p, :]))
+    if mask:
+        pairs.append((parts[3], whole[3][:, rows]))
+    if sink:
+        total = parts[-1].clone()
+        dist.all_reduce(total)
+        pairs.append((total, whole[-1]))
+    for number, (found, truth) in enumerate(pairs):
+        close = torch.allclose(found, truth, rtol=1e-10, atol=1e-12)
+        assert found.shape == truth.shape and close, (order, number)
+    return len(pairs)
+
+
+CASES = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 5},
+    "both sides": {"window": 3},
+    "documents": {"causal": True, "documents": True},
+    "sink": {"causal": True, "window": 4, "sink": True, "scale": 0.7},
+    "grouped": {"causal": True, "kv_heads": 2, "sink": True},
+    "shared": {"kv_heads": 1, "documents": True, "mask": True},
+    "mask": {"mask": True, "window": 6},
+    "fewer queries": {"queries": 8, "causal": True, "window": 9},
+    "more queries": {"queries": 24, "causal": True, "kv_heads": 2},
+    "all": {
+        "queries": 8,
+        "causal": True,
+        "window": 7,
+        "documents": True,
+        "sink": True,
+        "mask": True,
+        "kv_heads": 2,
+    },
+}
+PLAIN = {
+    "queries": TEXT,
+    "kv_heads": 4,
+    "causal": False,
+    "window": None,
+    "documents": False,
+    "sink": False,
+    "mask": False,
+    "scale": None,
+}
+
+
+def all_cases(rank, tile):
+    ring.TILE = tile
+    done = 0
+    for order in ring.ORDERS:
+        for name, case in CASES.items():
+            if case.get("documents") and case.get("queries", 0) > TEXT:
+                continue
+            try:
+                done += compared(rank, order, **(PLAIN | case))
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
+    return done
+
+
+@pytest.mark.parametrize(("ranks", "tile"), ((1, 3), (2, 1024), (4, 3)))
+def test_the_ring_is_the_attention_of_the_whole_text(ranks, tile):
+    done = parallel.run(all_cases, ranks, tile)
+    assert set(done) == {3 * (5 * len(CASES) + 3 + 3)}
+    assert not multiprocessing.active_children()
+
+
+# The contract, for inputs that are spread over the ranks
+
+
+class Gather(Function):
+    """The parts of all ranks as a whole, from which every rank makes the same loss."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.tokens = x.shape[-2]
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=-2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.split(ctx.tokens, dim=-2)[dist.get_rank()].contiguous()
+
+
+class Share(Function):
+    """A whole that all ranks hold; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+class Sharded(BaseAttention):
+    """Attention of whole tensors, of which each rank computes its share by the ring."""
+
+    def __init__(self, causal=False, window=None):
+        super().__init__()
+        self.causal, self.window = causal, window
+
+    def forward(self, query, key, value, mask=None):
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        parallel_refuse(query, key, value, mask)
+        n, m = query.shape[-2], key.shape[-2]
+        rows, cols = (torch.arange(-(-x // ranks) * ranks) for x in (n, m))
+        i, j = (x.chunk(ranks)[rank] if len(x) else x for x in (rows, cols))
+        q, k, v = (
+            Share.apply(pad(x, len(p)))[..., own, :]
+            for x, p, own in ((query, rows, i), (key, cols, j), (value, cols, j))
+        )
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:-2], *([n, m] if mask.dim() > 1 else [m]))
+            mask = mask if mask.dim() > 1 else mask.expand(n, m)
+            mask = torch.cat([mask, mask.new_zeros(*mask.shape[:-1], len(cols) - m)], -1)
+            mask = pad(mask, len(rows))[..., i, :]
+        output = ring_attention(
+            q, k, v, (i + m - n, j), causal=self.causal, window=self.window, mask=mask,
+            documents=((i < 0).long(), (j >= m).long()),
+        )  # fmt: skip
+        return Gather.apply(output)[..., :n, :], None
+
+
+def parallel_refuse(query, key, value, mask):
+    from attnlib import refuse_bad_inputs
+
+    refuse_bad_inputs(query, key, value, mask)
+
+
+def pad(x, tokens):
+    more = (*x.shape[:-2], tokens - x.shape[-2], x.shape[-1])
+    return torch.cat([x, x.new_zeros(more)], dim=-2)
+
+
+def contract(rank):
+    options = {"causal": True, "window": 3}
+    check_attention(lambda: Sharded(**options), leading=((2,),), dtypes=(torch.bfloat16,))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_sharded_form_keeps_the_contract(ranks, as_shipped):
+    parallel.run(contract, ranks)
+
+
+@pytest.mark.parametrize(
+    "options", ({}, {"causal": True}, {"window": 2, "order": "zigzag"})
+)
+def test_one_rank_keeps_the_contract(options, as_shipped):
+    check_attention(lambda: RingAttention(**options))
+
+
+# What travels
+
+
+def counted(rank, window, dtype):
+    ranks, tokens, shapes = dist.get_world_size(), 6, ((4, 6, 8), (2, 6, 8), (2, 6, 3))
+    mine = [drawn(*x, seed=rank, dtype=dtype).requires_grad_() for x in shapes]
+    with parallel.Traffic() as forward:
+        output = ring_attention(*mine, causal=True, window=window)
+    with parallel.Traffic() as backward:
+        output.sum().backward()
+    hops = ranks - 1 if window is None else min(ranks - 1, -(-(window - 1) // tokens))
+    numbers = 2 * tokens * (8 + 3)
+    size = torch.finfo(dtype).bits // 8
+    wide = max(size, 4)
+    assert forward.by_name.get("shift", 0) == hops * numbers * size
+    home = (hops + 1) * numbers * wide if hops else 0
+    assert backward.by_name.get("shift", 0) == hops * numbers * size + home
+    assert all(x.grad.dtype == dtype for x in mine) and output.dtype == dtype
+
+
+def all_counted(rank):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for window in (None, 1, 2, 7, 8, 13, 14, 100):
+            counted(rank, window, dtype)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_bytes_are_as_predicted(ranks):
+    parallel.run(all_counted, ranks)
+
+
+def in_halves(rank):
+    shards = [drawn(2, 32, 16, seed=10 * rank + i) for i in range(3)]
+    halves = [x.to(torch.bfloat16) for x in shards]
+    exact = ring_attention(*(x.double() for x in halves), causal=True)
+    found = ring_attention(*halves, causal=True)
+    return (found == exact.to(torch.bfloat16)).double().mean().item()
+
+
+def test_half_precision_is_rounded_once():
+    assert min(parallel.run(in_halves, 4)) > 0.999
+
+
+# Bad input: one error, on every rank
+
+
+def refused(rank, change, message):
+    ranks = dist.get_world_size()
+    shapes = {"query": (4, 6, 8), "key": (2, 6, 8), "value": (2, 6, 3)}
+    call = {name: drawn(*shape) for name, shape in shapes.items()}
+    call |= {"positions": torch.arange(6) + 6 * rank}
+    call |= change(rank, ranks, call)
+    try:
+        ring_attention(call.pop("query"), call.pop("key"), call.pop("value"), **call)
+    except (TypeError, ValueError) as error:
+        assert message in str(error), error
+        return str(error)
+    raise AssertionError(f"accepted; expected {message!r}")
+
+
+def last(rank, ranks, **change):
+    return change if rank == ranks - 1 else {}
+
+
+BAD = {
+    "key: expected": lambda r, p, c: last(r, p, key=c["key"][0]),
+    "value: expected 6 tokens": lambda r, p, c: last(r, p, value=c["value"][:, :5]),
+    "key: expected torch.float64": lambda r, p, c: last(r, p, key=c["key"].float()),
+    "query: expected a floating-point": lambda r, p, c: last(r, p, query=[1, 2]),
+    "causal: expected True": lambda r, p, c: last(r, p, causal=1),
+    "window: expected None": lambda r, p, c: last(r, p, window=0),
+    "expected shape (6,)": lambda r, p, c: last(r, p, positions=torch.arange(5)),
+    "positions: expected a tensor of int": lambda r, p, c: last(
+        r, p, positions=torch.arange(6.0)
+    ),
+    "documents: expected one tensor or two": lambda r, p, c: last(r, p, documents=[]),
+    "sink: expected a shape": lambda r, p, c: last(r, p, sink=torch.zeros(3, 1)),
+    "mask: expected a shape": lambda r, p, c: last(r, p, mask=torch.ones(6, 7) > 0),
+    "since they are columns of mask": lambda r, p, c: {
+        "positions": torch.arange(6),
+        "mask": torch.ones(6, 6 * p) > 0,
+    },
+    "window = 3": lambda r, p, c: last(r, p, window=3),
+    "causal = True": lambda r, p, c: last(r, p, causal=True),
+    "scale = 0.5": lambda r, p, c: last(r, p, scale=0.5),
+    "positions = None": lambda r, p, c: last(r, p, positions=None),
+    "mask = given": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
+    "key = torch.float64 (2, 5, 8)": lambda r, p, c: last(
+        r, p, key=c["key"][:, :5], value=c["value"][:, :5],
+        positions=(c["positions"], c["positions"][:5]),
+    ),
+    "torch.float32": lambda r, p, c: last(
+        r, p, **{n: c[n].float() for n in ("query", "key", "value")}
+    ),
+    "requires_grad = True": lambda r, p, c: last(
+        r, p, query=c["query"].clone().requires_grad_()
+    ),
+    "expected device cpu": lambda r, p, c: last(
+        r, p, **{n: c[n].to("meta") for n in ("query", "key", "value")}
+    ),
+}  # fmt: skip
+
+
+def all_refused(rank):
+    return [refused(rank, change, message) for message, change in BAD.items()]
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_a_refusal_is_raised_on_every_rank(ranks, as_shipped):
+    for told in parallel.run(all_refused, ranks):
+        assert len(told) == len(BAD)
+    assert not multiprocessing.active_children()
+
+
+def test_shards_of_a_text(as_shipped):
+    for order, rows in {
+        "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
+        "striped": [[0, 2, 4, 6], [1, 3, 5, 7]],
+    }.items():
+        assert [shard_positions(8, 2, r, order).tolist() for r in range(2)] == rows
+        assert shard_positions(5, 1, 0, order).tolist() == list(range(5))
+    for message, given in {
+        "order: expected one of": (8, 2, 0, "zigzg"),
+        "rank: expected 0 to 1": (8, 2, 2, "striped"),
+        "tokens: expected a multiple of 4": (6, 2, 0, "zigzag"),
+        "tokens: expected a multiple of 2": (7, 2, 0, "contiguous"),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            shard_positions(*given)
+
+
+@pytest.mark.parametrize("given", ({"causal": 1}, {"window": 1.5}))
+def test_the_class_refuses(given, as_shipped):
+    with pytest.raises(TypeError, match=next(iter(given))):
+        RingAttention(**given)
+    with pytest.raises(ValueError, match="order"):
+        RingAttention(order="")
+
+
+# As a part of a layer
+
+
+def all_layers(rank):
+    ranks = dist.get_world_size()
+    torch.manual_seed(0)
+    make = {"embed_dim": 8, "num_heads": 4, "num_kv_heads": 2}
+    for order in ring.ORDERS:
+        heads = RingAttention(causal=True, window=6, order=order)
+        layer = MultiHeadAttention(**make, attention=heads).double()
+        plain = FlashAttention(causal=True, window=6)
+        whole = MultiHeadAttention(**make, attention=plain).double()
+        whole.load_state_dict(layer.state_dict())
+        x, mine = drawn(2, TEXT, 8), shard_positions(TEXT, ranks, rank, order)
+        right, _ = whole(x, need_weights=False)
+        found, _ = layer(x[:, mine], need_weights=False)
+        assert torch.allclose(found, right[:, mine], rtol=1e-10, atol=1e-12)
+        (found**2).sum().backward()
+        (right**2).sum().backward()
+        for part, full in zip(layer.parameters(), whole.parameters(), strict=True):
+            dist.all_reduce(part.grad)
+            assert torch.allclose(part.grad, full.grad, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_layer_of_heads_on_every_rank(ranks):
+    parallel.run(all_layers, ranks)
