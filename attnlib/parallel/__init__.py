@@ -1,4 +1,4 @@
-"""Many processes: what one rank knows, and how the others come to know it (chapters 23 to 25).
+"""Many devices: what one rank knows, and how the others learn it (chapters 23 to 25).
 
 `run` starts a function in several processes of this machine. The rest are functions of the
 tensor of one rank, to be called by every rank of a group. The names below are sorted by

@@ -16,12 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,7 @@ def run(
     function: Callable[..., Any],
     ranks: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: int | float = 60.0,
     start: str | None = None,
 ) -> list[Any]:
     """Calls function(rank, *args) in each of `ranks` processes, which form a group.
@@ -101,10 +102,8 @@ def run(
                 there.close()
             reports = collect(pipes, deadline)
             for pipe in pipes:  # nobody leaves before all have reported
-                try:
+                with suppress(OSError):
                     pipe.send("go")
-                except OSError:
-                    pass
             if all(kind == "done" for _, kind, _ in reports):
                 for process in processes:
                     process.join(GRACE)
@@ -147,7 +146,7 @@ def collect(pipes: Sequence[Connection], deadline: float) -> list[Report]:
 
 
 def refuse_failed_ranks(
-    reports: Sequence[Report], codes: Sequence[int | None], timeout: float
+    reports: Sequence[Report], codes: Sequence[int | None], timeout: int | float
 ) -> None:
     """Raises RankError where a rank raised, died or did not return in time.
 
@@ -176,6 +175,7 @@ def refuse_failed_ranks(
         where = reports[rank][2][0] if kinds[rank] == "late" else "silent"
         verb = "waits in" if rank in waiting else "did not come:"
         lines.append(f"rank {rank} {verb} {where}")
+    lines += [f"rank {r} had returned" for r, kind in enumerate(kinds) if kind == "done"]
     raise RankError(f"after {timeout} s\n" + "\n".join(lines), missing)
 
 
@@ -198,8 +198,9 @@ def rank_main(
         with lock:
             pipe.send((time.monotonic(), kind, what))
 
-    main = threading.main_thread().ident
-    threading.Thread(target=watch, args=(main, deadline, report), daemon=True).start()
+    main, of = threading.main_thread().ident, getattr(function, "__code__", None)
+    of = of.co_filename if of else ""
+    threading.Thread(target=watch, args=(main, of, deadline, report), daemon=True).start()
     torch.set_num_threads(1)
     try:
         patience = timedelta(seconds=max(1.0, deadline - time.monotonic()) + 60)
@@ -211,14 +212,15 @@ def rank_main(
     except BaseException:
         kind, what = "raised", traceback.format_exc()
     report(kind, what)
-    try:
+    with suppress(EOFError, OSError):
         pipe.recv()
-    except (EOFError, OSError):
-        pass
 
 
 def watch(
-    main: int, deadline: float, report: Callable[[str, tuple[str, bool]], None]
+    main: int,
+    file: str,
+    deadline: float,
+    report: Callable[[str, tuple[str, bool]], None],
 ) -> None:
     """Ends this process with its parent; says at the deadline where its rank stands.
 
@@ -232,9 +234,8 @@ def watch(
     frames = traceback.extract_stack(sys._current_frames()[main])
     places = [Path(frame.filename) for frame in frames]
     inside = any(place.parts[-3:-1] == ("torch", "distributed") for place in places)
-    own = [f for f, place in zip(frames, places, strict=True) if "torch" not in place.parts]
-    theirs = [f for f in own if f.filename != __file__] or own
-    report("late", (f"{theirs[-1].name}, line {theirs[-1].lineno}", inside))
+    at = next((f for f in reversed(frames) if f.filename == file), frames[-1])
+    report("late", (f"{at.name}, line {at.lineno}", inside))
 
 
 def world(group: ProcessGroup | None = None) -> tuple[ProcessGroup, int, int]:
@@ -278,7 +279,7 @@ def agree(
 
     Source: chapter 23.
     """
-    group, rank, ranks = world(group)
+    group, _, ranks = world(group)
     mine = f"{what}({', '.join(map(str, facts))})"
     code = int.from_bytes(hashlib.sha256(mine.encode()).digest()[:7], "big")
     device = "cpu" if "gloo" in str(dist.get_backend(group)) else "cuda"
@@ -326,8 +327,7 @@ def agree_on(
         if divided is not None and not problem and x.shape[divided] % ranks:
             problem = f"x: expected a length divisible by {ranks} ranks in dimension "
             problem += f"{divided}, got shape {tuple(x.shape)}"
-        differentiable = x.requires_grad and torch.is_grad_enabled()
-        about = (tuple(x.shape), x.dtype, "with gradient" if differentiable else "")
+        about = (tuple(x.shape), x.dtype, "with gradient" if x.requires_grad else "")
     agree(what, [a for a in (*about, *facts) if a != ""], group, problem)
 
 
@@ -341,7 +341,7 @@ class Traffic:
     Source: eq-volume-gather, eq-volume-reduce, chapter 23.
     """
 
-    active: "list[Traffic]" = []
+    active: ClassVar[list["Traffic"]] = []
 
     def __init__(self) -> None:
         self.bytes, self.messages = 0, 0

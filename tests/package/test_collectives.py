@@ -1,0 +1,354 @@
+"""`attnlib.parallel`: processes that start, fail and end; collectives and their transposes.
+
+Each test of the collectives is one call of `run`: the function runs in every rank, and
+returns what the test compares.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from attnlib import parallel
+
+RANKS = (1, 2, 4)
+
+
+def mine(rank, *shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=seeded(rank))
+
+
+def seeded(rank):
+    return torch.Generator().manual_seed(100 + rank)
+
+
+def nobody_left():
+    return not multiprocessing.active_children()
+
+
+# The collectives against what they are defined as
+
+
+def collected(rank):
+    ranks, x = dist.get_world_size(), mine(rank, 4, 8)
+    with parallel.Traffic() as traffic:
+        found = {
+            "all_gather 0": parallel.all_gather(x),
+            "all_gather 1": parallel.all_gather(x, 1),
+            "reduce_scatter 0": parallel.reduce_scatter(x),
+            "reduce_scatter 1": parallel.reduce_scatter(x, -1),
+            "all_to_all": parallel.all_to_all(x, 1, 0),
+            "there and back": parallel.all_to_all(parallel.all_to_all(x, 1, 0), 0, 1),
+            "shift": parallel.shift(x),
+            "shift back": parallel.shift(x, -1),
+            "all_reduce": parallel.all_reduce(x),
+            "add_up": parallel.add_up(x),
+        }
+        parts = parallel.post_shift([x, x[0].float()], 3)()
+    assert traffic.bytes == sum(traffic.by_name.values())
+    V = x.nbytes * ranks  # of all pieces together
+    assert traffic.by_name.get("all_gather", 0) == 2 * (ranks - 1) * V // ranks
+    assert traffic.by_name.get("reduce_scatter", 0) == 2 * (ranks - 1) * x.nbytes // ranks
+    assert traffic.by_name.get("all_to_all", 0) == 3 * (ranks - 1) * x.nbytes // ranks
+    assert traffic.by_name.get("all_reduce", 0) == 4 * (ranks - 1) * x.nbytes // ranks
+    shifts = 0 if ranks == 1 else 2 * x.nbytes + (ranks > 1) * (x.nbytes + 4 * 8)
+    assert traffic.by_name.get("shift", 0) == shifts
+    return found, parts
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_each_collective_is_what_it_is_defined_as(ranks):
+    xs = [mine(r, 4, 8) for r in range(ranks)]
+    total = sum(xs)
+    for r, (found, parts) in enumerate(parallel.run(collected, ranks, timeout=20)):
+        pieces = [x.chunk(ranks, 1)[r] for x in xs]
+        expected = {
+            "all_gather 0": torch.cat(xs),
+            "all_gather 1": torch.cat(xs, 1),
+            "reduce_scatter 0": total.chunk(ranks)[r],
+            "reduce_scatter 1": total.chunk(ranks, 1)[r],
+            "all_to_all": torch.cat(pieces),
+            "there and back": xs[r],
+            "shift": xs[r - 1],
+            "shift back": xs[(r + 1) % ranks],
+            "all_reduce": total,
+            "add_up": total,
+        }
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, msg=name)
+        torch.testing.assert_close(parts[0], xs[(r - 3) % ranks])
+        torch.testing.assert_close(parts[1], xs[(r - 3) % ranks][0].float())
+    assert nobody_left()
+
+
+def slopes(rank, which):
+    functions = {
+        "all_gather": lambda x: parallel.all_gather(x.sin(), 1).cos(),
+        "reduce_scatter": lambda x: parallel.reduce_scatter(x.sin()).cos(),
+        "all_to_all": lambda x: parallel.all_to_all(x.sin(), 1, 0).cos(),
+        "shift": lambda x: parallel.shift(x.sin(), 1).cos() + parallel.shift(x, -2),
+        "all_reduce": lambda x: parallel.all_reduce(x.sin()).cos() * x,
+    }
+    exact, near = parallel.rank_gradients(functions[which], mine(rank, 4, 4)[:, :4])
+    return max((a - b).abs().max().item() for a, b in zip(exact, near, strict=True))
+
+
+@pytest.mark.parametrize("which", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_gradients_across_two_ranks(which):
+    assert max(parallel.run(slopes, 2, which, timeout=25)) < 1e-7
+
+
+@pytest.mark.parametrize("which", ["shift", "all_reduce"])
+def test_gradients_across_two_ranks_of_shift_and_sum(which):
+    assert max(parallel.run(slopes, 2, which, timeout=25)) < 1e-7
+
+
+def pairings(rank):
+    """⟨A x, y⟩ and ⟨x, Aᵀ y⟩ of this rank, for each collective."""
+    ranks, found = dist.get_world_size(), {}
+    for name, function in {
+        "all_gather": lambda x: parallel.all_gather(x, 1),
+        "reduce_scatter": lambda x: parallel.reduce_scatter(x, 0),
+        "all_to_all": lambda x: parallel.all_to_all(x, 0, 1),
+        "shift": lambda x: parallel.shift(x, ranks - 1),
+        "all_reduce": parallel.all_reduce,
+    }.items():
+        x = mine(rank, 4, 4).requires_grad_()
+        out = function(x)
+        y = torch.randn(out.shape, dtype=out.dtype, generator=seeded(7 + rank))
+        y.requires_grad_()
+        (back,) = torch.autograd.grad(out, x, y, create_graph=True)
+        (twice,) = torch.autograd.grad(back, y, x.detach())  # (Aᵀ)ᵀ x is A x
+        torch.testing.assert_close(twice, out)
+        found[name] = ((out * y).sum().item(), (x * back).sum().item())
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_backward_is_the_transpose_and_its_backward_the_collective(ranks):
+    results = parallel.run(pairings, ranks, timeout=20)
+    for name in results[0]:
+        forward, backward = (sum(r[name][side] for r in results) for side in (0, 1))
+        assert forward == pytest.approx(backward, abs=1e-12), name
+
+
+def one_loss(rank, all_copies):
+    """w · x, a piece of w on each rank, and the square of the sum: one loss, or P of it."""
+    w = torch.tensor([1.0 + rank, 2.0], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor([3.0, -1.0], dtype=torch.float64, requires_grad=True)
+    shared = parallel.replicate(x)
+    add = parallel.all_reduce if all_copies else parallel.add_up
+    loss = add((w * shared).sum()) ** 2
+    loss.backward()
+    return loss.detach(), w.grad, x.grad
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_loss_that_all_ranks_hold_counts_once_by_add_up(ranks):
+    w = [torch.tensor([1.0 + r, 2.0], dtype=torch.float64) for r in range(ranks)]
+    x = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    total = sum((part * x).sum() for part in w)
+    for all_copies, times in ((False, 1), (True, ranks)):
+        for loss, grad_w, grad_x in parallel.run(one_loss, ranks, all_copies, timeout=20):
+            torch.testing.assert_close(loss, total**2)
+            torch.testing.assert_close(grad_w, times * 2 * total * x)
+            torch.testing.assert_close(grad_x, times * 2 * total * sum(w))
+
+
+# What is refused, and that all ranks refuse it
+
+
+def refused(rank, case):
+    ranks, x = dist.get_world_size(), torch.ones(4, 4)
+    cases = {
+        "shape": lambda: parallel.all_gather(torch.ones(2 + (rank == 1))),
+        "rank": lambda: parallel.all_gather(torch.ones((2,) * (1 + (rank == 1)))),
+        "dtype": lambda: parallel.all_reduce(x.double() if rank == 1 else x),
+        "dim": lambda: parallel.all_gather(x, rank % 2),
+        "no dim": lambda: parallel.all_gather(x, 2),
+        "gradient": lambda: parallel.shift(x.requires_grad_(rank == 1)),
+        "hops": lambda: parallel.shift(x, 1 + rank),
+        "one divides not": lambda: parallel.reduce_scatter(torch.ones(4 + (rank == 1))),
+        "divides": lambda: parallel.reduce_scatter(torch.ones(ranks + 1)),
+        "exchange": lambda: parallel.all_to_all(torch.ones(ranks + 1, 2), 0, 1),
+        "another": lambda: (parallel.all_gather if rank else parallel.all_reduce)(x),
+        "no tensor": lambda: parallel.add_up([1.0] if rank == 1 else x),
+        "device": lambda: parallel.replicate(x.to("meta") if rank == 1 else x),
+    }
+    try:
+        cases[case]()
+    except ValueError as error:
+        # what comes afterwards is not disturbed
+        assert parallel.all_reduce(torch.ones(2)).tolist() == [ranks, ranks]
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("shape", "the ranks disagree: rank 0 has all_gather((2,), torch.float32"),
+        ("rank", "rank 1 has all_gather((2, 2), torch.float32"),
+        ("dtype", "rank 1 has add_up((4, 4), torch.float64"),
+        ("dim", "rank 1 has all_gather((4, 4), torch.float32, 1)"),
+        ("no dim", "all_gather: dim: expected a dimension of shape (4, 4), got 2"),
+        ("gradient", "rank 1 has shift((4, 4), torch.float32, with gradient, hops=1)"),
+        ("hops", "rank 1 has shift((4, 4), torch.float32, hops=2)"),
+        ("one divides not", "rank 1: x: expected a length divisible by"),
+        ("divides", "reduce_scatter: x: expected a length divisible by"),
+        ("exchange", "all_to_all: x: expected a length divisible by"),
+        ("another", "rank 1 has all_gather((4, 4)"),
+        ("no tensor", "add_up: rank 1: x: expected a tensor, got list"),
+        ("device", "replicate: rank 1: x: expected device cpu as the group, got meta"),
+    ],
+)
+def test_what_does_not_fit_is_refused_on_every_rank(case, says):
+    for ranks in (2, 4) if case in ("shape", "one divides not") else (2,):
+        how = "spawn" if case == "no tensor" else None  # there, types are not checked first
+        messages = parallel.run(refused, ranks, case, timeout=25, start=how)
+        assert says in messages[0] or (case == "another" and says in messages[1])
+        if case != "another":  # there the ranks do not even agree on the name
+            assert set(messages) == {messages[0]}
+    assert nobody_left()
+
+
+def outside(rank):
+    group = dist.new_group([0])
+    try:
+        parallel.all_gather(torch.ones(2), group=group)
+    except ValueError as error:
+        return str(error)
+    return "inside"
+
+
+def test_a_rank_outside_the_group_is_told():
+    said = parallel.run(outside, 2, timeout=25, start="spawn")
+    assert said == ["inside", "group: rank 1 is not in the group"]
+
+
+def test_without_a_group_one_is_asked_for():
+    with pytest.raises(RuntimeError, match="call this in"):
+        parallel.all_gather(torch.ones(2))
+
+
+# run
+
+
+def addressed(rank, *args):
+    return rank, args, torch.get_num_threads(), os.getpid()
+
+
+def test_run_returns_what_the_ranks_return_in_their_order():
+    results = parallel.run(addressed, 3, "a", [1], timeout=15)
+    assert [result[:3] for result in results] == [(r, ("a", [1]), 1) for r in range(3)]
+    assert len({result[3] for result in results} | {os.getpid()}) == 4
+    assert nobody_left()
+
+
+def test_run_takes_a_closure_where_processes_are_forked():
+    here = 5
+    if multiprocessing.get_start_method(allow_none=True) != "spawn" and os.name == "posix":
+        assert parallel.run(lambda rank: rank + here, 2, timeout=15, start="fork") == [5, 6]
+
+
+def test_run_spawns_processes():
+    (result,) = parallel.run(addressed, 1, timeout=30, start="spawn")
+    assert result[:2] == (0, ())
+
+
+def fails(rank, how):
+    if rank == 1:
+        if how == "raises":
+            raise KeyError("lost")
+        if how == "exits":
+            os._exit(3)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "never comes":
+            time.sleep(60)
+        if how == "leaves":
+            return None
+    return parallel.all_gather(torch.ones(2))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("how", "ranks_at_fault", "says"),
+    [
+        ("raises", [1], "rank 1 raised\n"),
+        ("exits", [1], "rank 1 died (exit code 3)"),
+        ("killed", [1], "rank 1 died (exit code -9)"),
+        ("never comes", [1], "rank 1 did not come: fails, line "),
+        ("leaves", [0], "rank 0 waits in fails, line "),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_nobody_is_left(ranks, how, ranks_at_fault, says):
+    start = time.monotonic()
+    with pytest.raises(parallel.RankError) as caught:
+        parallel.run(fails, ranks, how, timeout=2)
+    assert time.monotonic() - start < 5
+    assert says in str(caught.value)
+    if how == "leaves":
+        assert "rank 1 had returned" in str(caught.value)
+    else:
+        assert caught.value.ranks == ranks_at_fault
+    if how == "raises":
+        assert "KeyError: 'lost'" in str(caught.value)
+    assert nobody_left()
+
+
+def orphans(rank, path):
+    with open(f"{path}{rank}", "w", encoding="utf-8") as file:
+        file.write(str(os.getpid()))
+    time.sleep(60)
+
+
+def leads(path):
+    parallel.run(orphans, 2, path, timeout=50)
+
+
+def test_the_ranks_end_with_a_parent_that_is_killed(tmp_path):
+    context = multiprocessing.get_context("fork")
+    parent = context.Process(target=leads, args=(str(tmp_path / "rank"),))
+    parent.start()
+    paths = [tmp_path / f"rank{rank}" for rank in range(2)]
+    for _ in range(100):
+        if all(path.exists() and path.read_text(encoding="utf-8") for path in paths):
+            break
+        time.sleep(0.1)
+    parent.kill()
+    parent.join()
+    pids = [int(path.read_text(encoding="utf-8")) for path in paths]
+    for _ in range(50):
+        alive = [pid for pid in pids if is_alive(pid)]
+        if not alive:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still there: {alive}")
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"ranks": 0}, "ranks: expected a positive integer, got 0"),
+        ({"ranks": True}, "ranks: expected a positive integer, got True"),
+        ({"ranks": 2, "timeout": 0}, "timeout: expected a positive number of seconds"),
+        ({"ranks": 2, "start": "thread"}, 'start: expected "fork", "spawn" or None'),
+    ],
+)
+def test_run_refuses(inputs, says):
+    with pytest.raises(ValueError, match=says):
+        parallel.run(addressed, **inputs)
