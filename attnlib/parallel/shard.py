@@ -122,7 +122,7 @@ def heads_for_tokens(
 
     Source: chapter 25, eq-heads-for-tokens.
     """
-    return all_to_all(x.contiguous(), split_dim=-3, concat_dim=-2, group=group)
+    return all_to_all(x, split_dim=-3, concat_dim=-2, group=group)
 
 
 def tokens_for_heads(
@@ -132,7 +132,7 @@ def tokens_for_heads(
 
     Source: chapter 25, eq-heads-for-tokens.
     """
-    return all_to_all(x.contiguous(), split_dim=-2, concat_dim=-3, group=group)
+    return all_to_all(x, split_dim=-2, concat_dim=-3, group=group)
 
 
 # %% ulysses
