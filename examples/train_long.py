@@ -56,7 +56,9 @@ def refuse_bad_sizes(options, ranks):
     if parts < 1 or ranks % parts:
         raise SystemExit(f"--context · --tensor: {parts} does not divide {ranks} ranks")
     if options.tokens % options.context:
-        raise SystemExit(f"--tokens: {options.context} parts do not divide {options.tokens}")
+        raise SystemExit(
+            f"--tokens: {options.context} parts do not divide {options.tokens}"
+        )
     if options.batch < ranks // parts:
         raise SystemExit(f"--batch: expected {ranks // parts} texts or more")
     return ranks // parts
@@ -65,9 +67,7 @@ def refuse_bad_sizes(options, ranks):
 def texts_of(ids, step, options):
     """The texts of a step: the same whichever ranks there are, and before and after a crash."""
     drawn = torch.Generator().manual_seed(step)
-    starts = torch.randint(
-        len(ids) - options.tokens, (options.batch, 1), generator=drawn
-    )
+    starts = torch.randint(len(ids) - options.tokens, (options.batch, 1), generator=drawn)
     return ids[starts + torch.arange(options.tokens + 1)]  # (batch, tokens + 1)
 
 
@@ -89,7 +89,9 @@ def main():
         mesh_dim_names=("data", "context", "tensor"),
     )
     mesh = init_device_mesh(
-        device, (data * options.context, options.tensor), mesh_dim_names=("copies", "tensor")
+        device,
+        (data * options.context, options.tensor),
+        mesh_dim_names=("copies", "tensor"),
     )
     copies = mesh["copies"].get_group()
     at_text, at_part, _ = grid.get_coordinate()
