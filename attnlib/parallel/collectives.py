@@ -1,3 +1,4 @@
+# Made from book/23_many_processes.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Collectives: what every rank calls and all of them complete, with their gradients.
 
 Rank r of P holds a tensor of its own. The loss is the sum of the ranks' losses, so that the
@@ -6,6 +7,8 @@ each collective is its transpose, which is a collective again. Every function ch
 that the ranks ask for the same, and refuses on all of them where they do not.
 
 `run` calls a function in several processes of this machine, with the group made.
+
+Derived in chapter 23, "Many processes" (book/23_many_processes.ipynb).
 """
 
 import hashlib
@@ -366,6 +369,42 @@ def sent(name: str, count: int, messages: int) -> None:
         traffic.by_name[name] = traffic.by_name.get(name, 0) + count
 
 
+def post_shift(
+    tensors: Sequence[Tensor], hops: int = 1, group: ProcessGroup | None = None
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Begins a shift without a gradient, and returns a function that waits for its end.
+
+    The tensors must not be written until it has returned, and not be dropped.
+
+    Args:
+        tensors: of the same shapes and dtypes on all ranks; this is not checked here.
+        hops: how many ranks on, around the ring; negative for back.
+
+    Returns:
+        A function; what it returns are the tensors of the rank `hops` before this one.
+
+    Source: eq-shift-transpose, chapter 23.
+    """
+    group, rank, ranks = world(group)
+    if hops % ranks == 0:
+        return lambda: tuple(x.clone() for x in tensors)
+    out = [x.detach().contiguous() for x in tensors]
+    into = [torch.empty_like(x) for x in out]
+    to = dist.get_global_rank(group, (rank + hops) % ranks)
+    source = dist.get_global_rank(group, (rank - hops) % ranks)
+    posts = [dist.P2POp(dist.isend, x, to, group) for x in out]
+    posts += [dist.P2POp(dist.irecv, x, source, group) for x in into]
+    requests = dist.batch_isend_irecv(posts)
+    sent("shift", sum(x.nbytes for x in out), len(out))
+
+    def arrived(_keep: Sequence[Tensor] = out) -> tuple[Tensor, ...]:
+        for request in requests:
+            request.wait()
+        return tuple(into)
+
+    return arrived
+
+
 class AllGather(Function):
     """Everyone gets everything; backward is ReduceScatter.
 
@@ -450,44 +489,6 @@ class Shift(Function):
         return Shift.apply(grad, -ctx.hops, ctx.group), None, None
 
 
-class Replicate(Function):
-    """One tensor that all ranks hold, used by each in its own way; backward is AddUp.
-
-    Source: eq-replicate-transpose, chapter 23.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        agree_on("replicate", x, group)
-        ctx.group = group
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return AddUp.apply(grad, ctx.group), None
-
-
-class AddUp(Function):
-    """One tensor that all ranks hold, the sum of what each had; backward is Replicate.
-
-    Source: eq-replicate-transpose, chapter 23.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        agree_on("add_up", x, group)
-        ctx.group = group
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        ranks = dist.get_world_size(group)
-        sent("all_reduce", 2 * (ranks - 1) * x.nbytes // ranks, 2 * (ranks - 1))
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return Replicate.apply(grad, ctx.group), None
-
-
 def all_gather(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -> Tensor:
     """The tensors of all ranks, one after the other along `dim`, on every rank.
 
@@ -528,42 +529,6 @@ def all_to_all(
     return AllToAll.apply(x, split_dim, concat_dim, world(group)[0])
 
 
-def post_shift(
-    tensors: Sequence[Tensor], hops: int = 1, group: ProcessGroup | None = None
-) -> Callable[[], tuple[Tensor, ...]]:
-    """Begins a shift without a gradient, and returns a function that waits for its end.
-
-    The tensors must not be written until it has returned, and not be dropped.
-
-    Args:
-        tensors: of the same shapes and dtypes on all ranks; this is not checked here.
-        hops: how many ranks on, around the ring; negative for back.
-
-    Returns:
-        A function; what it returns are the tensors of the rank `hops` before this one.
-
-    Source: eq-shift-transpose, chapter 23.
-    """
-    group, rank, ranks = world(group)
-    if hops % ranks == 0:
-        return lambda: tuple(x.clone() for x in tensors)
-    out = [x.detach().contiguous() for x in tensors]
-    into = [torch.empty_like(x) for x in out]
-    to = dist.get_global_rank(group, (rank + hops) % ranks)
-    source = dist.get_global_rank(group, (rank - hops) % ranks)
-    posts = [dist.P2POp(dist.isend, x, to, group) for x in out]
-    posts += [dist.P2POp(dist.irecv, x, source, group) for x in into]
-    requests = dist.batch_isend_irecv(posts)
-    sent("shift", sum(x.nbytes for x in out), len(out))
-
-    def arrived(_keep: Sequence[Tensor] = out) -> tuple[Tensor, ...]:
-        for request in requests:
-            request.wait()
-        return tuple(into)
-
-    return arrived
-
-
 def shift(x: Tensor, hops: int = 1, group: ProcessGroup | None = None) -> Tensor:
     """The tensor of the rank `hops` before this one, around the ring.
 
@@ -574,6 +539,44 @@ def shift(x: Tensor, hops: int = 1, group: ProcessGroup | None = None) -> Tensor
     Source: eq-shift-transpose, chapter 23.
     """
     return Shift.apply(x, hops, world(group)[0])
+
+
+class Replicate(Function):
+    """One tensor that all ranks hold, used by each in its own way; backward is AddUp.
+
+    Source: eq-replicate-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        agree_on("replicate", x, group)
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return AddUp.apply(grad, ctx.group), None
+
+
+class AddUp(Function):
+    """One tensor that all ranks hold, the sum of what each had; backward is Replicate.
+
+    Source: eq-replicate-transpose, chapter 23.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        agree_on("add_up", x, group)
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        ranks = dist.get_world_size(group)
+        sent("all_reduce", 2 * (ranks - 1) * x.nbytes // ranks, 2 * (ranks - 1))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return Replicate.apply(grad, ctx.group), None
 
 
 def replicate(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
