@@ -20,6 +20,18 @@ from attnlib.parallel.collectives import (
     run,
     shift,
 )
+from attnlib.parallel.shard import (
+    HeadAttention,
+    SplitColumns,
+    SplitRows,
+    TokensBefore,
+    head_attention,
+    load_checkpoint,
+    save_checkpoint,
+    share_copies,
+    split_layers,
+    token_mean,
+)
 
 __all__ = [
     # Chapter 23: many processes
@@ -36,4 +48,15 @@ __all__ = [
     "add_up",
     "all_reduce",
     "rank_gradients",
+    # Chapter 25: heads, layers, copies
+    "head_attention",
+    "HeadAttention",
+    "TokensBefore",
+    "SplitColumns",
+    "SplitRows",
+    "split_layers",
+    "share_copies",
+    "token_mean",
+    "save_checkpoint",
+    "load_checkpoint",
 ]

@@ -1,7 +1,10 @@
+# Made from book/25_heads_layers_copies.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Heads, layers, copies: attention that is split by heads, layers that are split by columns
 and rows, and models whose parameters and texts are dealt out.
 
 It is called on each rank of a group of `torch.distributed`, by all of them.
+
+Derived in chapter 25, "Heads, layers, copies" (book/25_heads_layers_copies.ipynb).
 """
 
 import os
@@ -34,7 +37,7 @@ from torch.distributed.tensor.parallel import (
 from attnlib.base import BaseAttention
 from attnlib.checks import require_flag, require_window
 from attnlib.feed_forward import FeedForwardNetwork
-from attnlib.flash import flash_attention
+from attnlib.flash.attention import flash_attention
 from attnlib.masks import Mask
 from attnlib.multi_head import repeat_heads
 from attnlib.parallel.collectives import agree, all_to_all, world
@@ -44,7 +47,6 @@ from attnlib.transformer import LanguageModel
 Group = dist.ProcessGroup | None
 
 
-# %% refuse
 def agree_after(
     what: str, check: Callable[[], Sequence[object]], group: Group = None
 ) -> None:
@@ -114,7 +116,6 @@ def refuse_uneven(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> list
     return [tuple(x.shape) for x in (query, key, value)] + [query.dtype]
 
 
-# %% exchange
 def heads_for_tokens(
     x: Float[Tensor, "*batch heads shard d"], group: Group = None
 ) -> Float[Tensor, "*batch own_heads tokens d"]:
@@ -135,7 +136,6 @@ def tokens_for_heads(
     return all_to_all(x, split_dim=-2, concat_dim=-3, group=group)
 
 
-# %% ulysses
 def head_attention(
     query: Float[Tensor, "*batch heads shard d_k"],
     key: Float[Tensor, "*batch kv_heads shard d_k"],
@@ -263,7 +263,6 @@ class TokensBefore:
         """Nothing is kept, so there is nothing to forget."""
 
 
-# %% styles
 class SplitColumns(ParallelStyle):
     """A `Projection` of which each rank has some columns of W and as many entries of b.
 
@@ -363,7 +362,6 @@ def refuse_unsplittable(module: nn.Module, mesh: DeviceMesh, what: str) -> None:
         )
 
 
-# %% split
 def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     """Deals out the heads and the hidden features of each block to the ranks of a mesh.
 
@@ -493,7 +491,6 @@ def token_mean(
     return losses.sum() * (ranks / tokens.item()), (total / tokens).to(losses.dtype)
 
 
-# %% checkpoint
 def save_checkpoint(
     folder: str | Path,
     step: int,
