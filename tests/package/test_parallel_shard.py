@@ -8,15 +8,15 @@ pytest.importorskip("torch.distributed")
 if not torch.distributed.is_available():
     pytest.skip("torch.distributed is not built in", allow_module_level=True)
 
-import torch.distributed as dist  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
 
-from attnlib import LanguageModel, Projection, flash_attention  # noqa: E402
-from attnlib.feed_forward import FeedForwardNetwork  # noqa: E402
-from attnlib.multi_head import repeat_heads  # noqa: E402
-from attnlib.parallel import run, shard  # noqa: E402
-from attnlib.parallel.collectives import Traffic  # noqa: E402
+from attnlib import LanguageModel, Projection, flash_attention
+from attnlib.feed_forward import FeedForwardNetwork
+from attnlib.multi_head import repeat_heads
+from attnlib.parallel import run, shard
+from attnlib.parallel.collectives import Traffic
 
 SIZES = {"vocab_size": 11, "context_length": 16, "embed_dim": 8, "num_layers": 2}
 
