@@ -1,13 +1,14 @@
-"""Chapter 25 as a program: long texts on many devices, with checkpoints that survive a crash.
+"""Chapter 25 as a program: long texts on many devices, and checkpoints that survive.
 
 On one machine, with 2 parts of each text times 2 parts of each layer:
 
     torchrun --standalone --nproc-per-node 4 examples/train_long.py --context 2 --tensor 2
 
-On two, call this on both; HOST is the name of one of them, and the folder of the checkpoints
-is seen by both:
+On two, call this on both; HOST is the name of one of them, and both see the folder of the
+checkpoints:
 
-    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \\
+        --rdzv-endpoint HOST:29500 \\
         examples/train_long.py --context 2 --tensor 2 --folder /shared/checkpoints
 
 The ranks that remain, all / (context · tensor), have texts of their own. Call it again after
@@ -65,7 +66,7 @@ def refuse_bad_sizes(options, ranks):
 
 
 def texts_of(ids, step, options):
-    """The texts of a step: the same whichever ranks there are, and before and after a crash."""
+    """The texts of a step: the same with any ranks, before and after a crash."""
     drawn = torch.Generator().manual_seed(step)
     starts = torch.randint(len(ids) - options.tokens, (options.batch, 1), generator=drawn)
     return ids[starts + torch.arange(options.tokens + 1)]  # (batch, tokens + 1)

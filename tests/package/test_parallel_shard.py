@@ -142,7 +142,7 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads):
         torch.nn.init.zeros_(model.norm.gamma) if tensor == dist.get_world_size() else None
     shard.split_layers(model, mesh["tensor"])
     shard.share_copies(model, mesh["copies"])
-    # Not Adam: the gradient of the keys' bias is 0, and it would divide round-off by itself.
+    # Not Adam: the keys' bias has gradient 0, and it would divide round-off by itself.
     a, b = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (one, model))
     at_text, at_part, _ = grid.get_coordinate()
     n = 12 // context

@@ -1,4 +1,4 @@
-"""The program that trains on many ranks: killed at any moment, it goes on as if nothing was."""
+"""The program that trains on many ranks: killed at any moment, it goes on."""
 
 import contextlib
 import os
