@@ -11,8 +11,8 @@ checkpoints:
         --rdzv-endpoint HOST:29500 \\
         examples/train_long.py --context 2 --tensor 2 --folder /shared/checkpoints
 
-The ranks that remain, all / (context · tensor), have texts of their own. Call it again after
-a crash, with as many ranks as you like: it goes on from the last checkpoint.
+The ranks that remain, all / (context · tensor), have texts of their own. Call it again
+after a crash, with as many ranks as you like: it goes on from the last checkpoint.
 """
 
 import argparse
