@@ -44,6 +44,8 @@ class RankError(RuntimeError):
 
     Attributes:
         ranks: those at fault, as far as can be told, in order.
+
+    Source: chapter 23.
     """
 
     def __init__(self, message: str, ranks: Sequence[int]) -> None:

@@ -28,7 +28,7 @@ HOME = {
     for statement in body
     for name in statement.names
 }
-PACKAGES = ["attnlib", "attnlib.backprop"]
+PACKAGES = ["attnlib", "attnlib.backprop", "attnlib.parallel"]
 
 each_chapter = pytest.mark.parametrize(
     "chapter", CHAPTERS, ids=lambda chapter: chapter.name

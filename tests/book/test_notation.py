@@ -20,6 +20,7 @@ PARTS = {
     "V": (13, 15),
     "VI": (16, 19),
     "VII": (20, 22),
+    "VIII": (23, 25),
 }
 GREEK = (
     r"\\(?:(?:var)?epsilon|alpha|beta|gamma|delta|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|"

@@ -54,6 +54,13 @@ DEFAULTS = {
     "hf.attend_for_model": {"dropout": 0.0},
     "hf.register": {"name": "attnlib"},
     "layer_norm.LayerNorm": {"eps": 1e-5},
+    "parallel.collectives.agree": {"problem": ""},
+    "parallel.collectives.all_gather": {"dim": 0},
+    "parallel.collectives.post_shift": {"hops": 1},
+    "parallel.collectives.rank_gradients": {"step": 1e-6},
+    "parallel.collectives.reduce_scatter": {"dim": 0},
+    "parallel.collectives.run": {"timeout": 60.0},
+    "parallel.collectives.shift": {"hops": 1},
     "llama.Llama": {
         **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},
         **{"out_bias": False, "ffn_bias": False, "head_norm": False},
