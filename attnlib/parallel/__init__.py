@@ -21,6 +21,18 @@ from attnlib.parallel.collectives import (
     shift,
 )
 from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
+from attnlib.parallel.shard import (
+    HeadAttention,
+    SplitColumns,
+    SplitRows,
+    TokensBefore,
+    head_attention,
+    load_checkpoint,
+    save_checkpoint,
+    share_copies,
+    split_layers,
+    token_mean,
+)
 
 __all__ = [
     # Chapter 23: many processes
@@ -41,4 +53,15 @@ __all__ = [
     "RingAttention",
     "ring_attention",
     "shard_positions",
+    # Chapter 25: heads, layers, copies
+    "head_attention",
+    "HeadAttention",
+    "TokensBefore",
+    "SplitColumns",
+    "SplitRows",
+    "split_layers",
+    "share_copies",
+    "token_mean",
+    "save_checkpoint",
+    "load_checkpoint",
 ]

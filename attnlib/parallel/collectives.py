@@ -463,7 +463,7 @@ class AllToAll(Function):
         agree_on("all_to_all", x, group, split_dim, concat_dim, divided=split_dim)
         ctx.dims, ctx.group = (concat_dim, split_dim), group
         ranks = dist.get_world_size(group)
-        out = torch.stack(x.tensor_split(ranks, split_dim))  # (P, …), contiguous
+        out = torch.stack(x.tensor_split(ranks, split_dim)).contiguous()  # (P, …)
         into = torch.empty_like(out)
         dist.all_to_all_single(into, out, group=group)
         sent("all_to_all", (ranks - 1) * out[0].nbytes, ranks - 1)
