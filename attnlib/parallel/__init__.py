@@ -20,7 +20,8 @@ from attnlib.parallel.collectives import (
     run,
     shift,
 )
-from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
+from attnlib.parallel.places import shard_positions
+from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     HeadAttention,
     SplitColumns,
