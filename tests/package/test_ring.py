@@ -347,7 +347,7 @@ BAD = {
     "causal = True": lambda r, p, c: last(r, p, causal=True),
     "scale = 0.5": lambda r, p, c: last(r, p, scale=0.5),
     "positions = None": lambda r, p, c: last(r, p, positions=None),
-    "mask = given": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
+    "mask = None": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
     "key = torch.float64 (2, 5, 8)": lambda r, p, c: last(
         r, p, key=c["key"][:, :5], value=c["value"][:, :5],
         positions=(c["positions"], c["positions"][:5]),
