@@ -21,6 +21,7 @@ if not sys.platform.startswith("linux"):
 
 PROGRAM = ROOT / "examples" / "train_long.py"
 EVERY, STEPS = 3, 24
+PATIENCE = 240  # seconds, where a machine is busy with something else
 SIZES = {"tokens": 16, "width": 16, "heads": 4, "layers": 1, "batch": 4}
 # Ranks, parts of a text and of a layer, and how the parts of a text attend.
 LAYOUTS = (
@@ -34,7 +35,7 @@ LAYOUTS = (
 
 
 def arguments(folder, layout, **given):
-    ranks, context, tensor, attention = layout
+    _, context, tensor, attention = layout
     options = {"folder": folder / "kept", "losses": folder / "losses", "every": EVERY}
     options |= {"context": context, "tensor": tensor, "attention": attention}
     options |= SIZES | {"steps": STEPS} | given
@@ -90,7 +91,7 @@ def fork(folder, layout):
 def finish(ranks, folder):
     """Waits until all have ended well."""
     for rank in ranks:
-        rank.join(60)
+        rank.join(PATIENCE)
     said = (folder / "output").read_text()[-2000:]
     assert [rank.exitcode for rank in ranks] == [0] * len(ranks), said
 
@@ -138,12 +139,18 @@ def partial(folder):
     return list((folder / "kept").glob("partial-*"))
 
 
-def wait_until(true, alive, folder, seconds=90):
-    """Until it is true, or the program has ended."""
-    until = time.monotonic() + seconds
-    while not true() and alive():
+def wait_until(true, alive, folder):
+    """Until true(folder), or the program has ended."""
+    until = time.monotonic() + PATIENCE
+    while not true(folder) and alive():
         assert time.monotonic() < until, (folder / "output").read_text()[-2000:]
         time.sleep(0.002)
+
+
+def more_lines(folder, count):
+    """Whether so many lines more have been written, as a function of the folder."""
+    known = len(losses(folder))
+    return lambda folder: len(losses(folder)) >= known + count
 
 
 def refuse_lost_steps(folder, expected, last_step=None):
@@ -176,11 +183,10 @@ def kill_often(tmp_path, expected, draw, kills):
 
         try:
             if draw.random() < 0.5:
-                wait_until(lambda: partial(folder), alive, folder)
+                wait_until(partial, alive, folder)
                 time.sleep(draw.random() * 0.02)
             else:
-                more = len(losses(folder)) + draw.randrange(1, 6)
-                wait_until(lambda: len(losses(folder)) >= more, alive, folder)
+                wait_until(more_lines(folder, draw.randrange(1, 6)), alive, folder)
                 time.sleep(draw.random() * 0.05)
             if alive():
                 kills -= 1
@@ -218,16 +224,11 @@ def test_many_kills_lose_nothing(tmp_path, expected, record_testsuite_property):
     assert cut >= 5, "too few were killed in writing for a test of that"
 
 
-def start_and_kill_one(folder, layout, kills, seconds=120):
+def start_and_kill_one(folder, layout, kills):
     """A torchrun of which a rank has been killed so often, and which is under way again."""
     process = torchrun(folder, layout)
     for _ in range(kills):
-        more = len(losses(folder)) + 2
-
-        def under_way(more=more):
-            return len(losses(folder)) >= more
-
-        wait_until(under_way, lambda: process.poll() is None, folder, seconds)
+        wait_until(more_lines(folder, 2), lambda: process.poll() is None, folder)
         assert losses(folder)[-1][0] < STEPS, "it was done before it was killed"
         os.kill(max(pid for pid in called_with(folder) if pid != process.pid), 9)
     return process
@@ -236,7 +237,7 @@ def start_and_kill_one(folder, layout, kills, seconds=120):
 def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
     process = start_and_kill_one(tmp_path, LAYOUTS[0], 1)
     try:
-        assert process.wait(120) == 0, (tmp_path / "output").read_text()[-2000:]
+        assert process.wait(PATIENCE) == 0, (tmp_path / "output").read_text()[-2000:]
     finally:
         end_torchrun(process, tmp_path)
     refuse_lost_steps(tmp_path, expected, STEPS)
@@ -246,13 +247,8 @@ def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
 @pytest.mark.thorough
 def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
     process = start_and_kill_one(tmp_path, LAYOUTS[2], 3)
-    more = len(losses(tmp_path)) + 2
     try:
-        wait_until(
-            lambda: len(losses(tmp_path)) >= more,
-            lambda: process.poll() is None,
-            tmp_path,
-        )
+        wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
     finally:
         end_torchrun(process, tmp_path)
     refuse_lost_steps(tmp_path, expected)
@@ -273,7 +269,7 @@ def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
 def test_sizes_that_do_not_fit_are_refused(tmp_path, layout, sizes, said):
     process = torchrun(tmp_path, layout, **sizes)
     try:
-        assert process.wait(120) != 0
+        assert process.wait(PATIENCE) != 0
     finally:
         end_torchrun(process, tmp_path)
     assert said in (tmp_path / "output").read_text()
