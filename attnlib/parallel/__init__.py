@@ -22,7 +22,8 @@ from attnlib.parallel.collectives import (
     shift,
 )
 from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
-from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
+from attnlib.parallel.places import shard_positions
+from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     SplitColumns,
     SplitRows,

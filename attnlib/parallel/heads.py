@@ -7,7 +7,6 @@ Derived in chapter 25, "Heads, layers, copies" (book/25_heads_layers_copies.ipyn
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,12 @@ from attnlib.grouped_query import add_sink
 from attnlib.masks import Mask
 from attnlib.multi_head import repeat_heads
 from attnlib.parallel.collectives import agree, all_gather, all_to_all
-from attnlib.parallel.ring import refuse_bad_shard, ring_of
+from attnlib.parallel.ring import (
+    SharesGroup,
+    refuse_bad_shard,
+    refuse_other_device,
+    ring_of,
+)
 
 Group = dist.ProcessGroup | None
 
@@ -61,16 +65,19 @@ def refuse_uneven(
     value: Tensor,
     mask: Mask | None,
     sink: Tensor | None,
-    ranks: int,
+    group: Group = None,
 ) -> list[object]:
     """Refuses heads that can't be dealt out evenly; returns what all ranks must share.
 
     Source: chapter 25, eq-heads-for-tokens.
     """
+    ranks = ring_of(group)[1]
     refuse_bad_shard(query, key, value, mask, sink, ranks)
     if ranks > 1 and query.dim() < 3:
         shape = tuple(query.shape)
         raise ValueError(f"query: expected (..., heads, tokens, d), got shape {shape}")
+    if ranks > 1:
+        refuse_other_device(query, group)
     heads, kv_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
     if heads % ranks:
         raise ValueError(
@@ -183,7 +190,7 @@ def head_attention(
 
     def check() -> list[object]:
         options = require_flag("causal", causal), require_window(window), scale, return_lse
-        return [*refuse_uneven(query, key, value, mask, sink, ranks), *options]
+        return [*refuse_uneven(query, key, value, mask, sink, group), *options]
 
     agree_after("head_attention", check, group)
     if ranks > 1:
@@ -208,7 +215,7 @@ def head_attention(
     return (output, lse) if return_lse else output
 
 
-class HeadAttention(BaseAttention):
+class HeadAttention(SharesGroup, BaseAttention):
     """`head_attention` as an attention to plug in, for a text that the ranks share.
 
     Outside of a process group, and on one rank, it is attention as any other.
@@ -234,10 +241,6 @@ class HeadAttention(BaseAttention):
         super().__init__()
         self.causal, self.scale = require_flag("causal", causal), scale
         self.window, self.group = require_window(window), group
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "HeadAttention":
-        """A copy for another block; the group is the same."""
-        return type(self)(self.causal, self.scale, window=self.window, group=self.group)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None

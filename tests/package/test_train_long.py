@@ -20,6 +20,9 @@ if not sys.platform.startswith("linux"):
     pytest.skip("looks for processes in /proc", allow_module_level=True)
 
 PROGRAM = ROOT / "examples" / "train_long.py"
+SPEC = importlib.util.spec_from_file_location("train_long", PROGRAM)
+TRAIN = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(TRAIN)
 EVERY, STEPS = 3, 24
 PATIENCE = 240  # seconds, where a machine is busy with something else
 SIZES = {"tokens": 16, "width": 16, "heads": 4, "layers": 1, "batch": 4}
@@ -58,7 +61,7 @@ def torchrun(folder, layout, **given):
 
 
 def one_rank(rank, port, folder, layout):
-    """What torchrun starts, in a process that has its imports from its parent."""
+    """What torchrun starts, in a process that has the imports of its parent."""
     sys.argv = ["train_long.py", *arguments(folder, layout)]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -66,10 +69,7 @@ def one_rank(rank, port, folder, layout):
     for stream in (1, 2):
         os.dup2(os.open(folder / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("train_long", PROGRAM)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    program.main()
+    TRAIN.main()
 
 
 def fork(folder, layout):
