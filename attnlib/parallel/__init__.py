@@ -18,8 +18,9 @@ from attnlib.parallel.collectives import (
     replicate,
     shift,
 )
+from attnlib.parallel.places import shard_positions
 from attnlib.parallel.processes import RankError, run
-from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
+from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     HeadAttention,
     SplitColumns,

@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 from attnlib import FlashAttention, MultiHeadAttention, add_sink, flash_attention, parallel
 from attnlib.base import BaseAttention
-from attnlib.parallel import RingAttention, ring, ring_attention, shard_positions
+from attnlib.parallel import RingAttention, places, ring_attention, shard_positions
 from attnlib.testing import check_attention
 
 RANKS = (1, 2, 4)
@@ -137,9 +137,9 @@ PLAIN = {
 
 
 def all_cases(rank, tile):
-    ring.TILE = tile
+    places.TILE = tile
     done = 0
-    for order in ring.ORDERS:
+    for order in places.ORDERS:
         for name, case in CASES.items():
             if case.get("documents") and case.get("queries", 0) > TEXT:
                 continue
@@ -393,7 +393,7 @@ def all_layers(rank):
     ranks = dist.get_world_size()
     torch.manual_seed(0)
     make = {"embed_dim": 8, "num_heads": 4, "num_kv_heads": 2}
-    for order in ring.ORDERS:
+    for order in places.ORDERS:
         heads = RingAttention(causal=True, window=6, order=order)
         layer = MultiHeadAttention(**make, attention=heads).double()
         plain = FlashAttention(causal=True, window=6)
