@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 STUCK = 97  # the status of a process that has ended itself
-PATIENCE = [15.0, 4.0]  # seconds: for the first that has no end, and for those after it
+PATIENCE = [18.0, 5.0]  # seconds: for the first that has no end, and for those after it
 PIPE: list[int] = []  # in which they leave word: its end to read, and its end to write
 
 
