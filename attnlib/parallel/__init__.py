@@ -6,7 +6,6 @@ chapter.
 """
 
 from attnlib.parallel.collectives import (
-    RankError,
     Traffic,
     add_up,
     agree,
@@ -17,10 +16,10 @@ from attnlib.parallel.collectives import (
     rank_gradients,
     reduce_scatter,
     replicate,
-    run,
     shift,
 )
 from attnlib.parallel.places import shard_positions
+from attnlib.parallel.processes import RankError, run
 from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     HeadAttention,
