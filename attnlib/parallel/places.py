@@ -5,6 +5,7 @@ Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from attnlib.flash.tiles import mask_tile, row_blocks
 from attnlib.masks import both_masks
 
 ORDERS = ("contiguous", "zigzag", "striped")
-TILE = 1024  # queries and keys whose mask is formed at once
+TILE = 1024  # queries and keys that are computed at once, at most
+MIXED = 256  # likewise, where some pairs may attend and some may not
 
 
 def shard_positions(
@@ -178,23 +180,33 @@ class RingPlan(NamedTuple):
         all may attend. The last is the positions of its keys, which are columns of `mask`.
         """
         keys = self.keys[(self.rank - step) % len(self.keys)]
-        rows, cols = (list(row_blocks(x.shape[-1], TILE)) for x in (self.queries, keys))
-        if not rows or not cols:
-            return
-        q = torch.stack([ranges(self.queries[:, part]) for part in rows])
-        k = torch.stack([ranges(keys[:, part]) for part in cols])
-        never, always = (x.tolist() for x in self.rule.verdict(q[:, None], k))
-        for i, row in enumerate(rows):
-            for j, col in enumerate(cols):
-                if never[i][j]:
+        left = list(product(*(row_blocks(x.shape[-1], TILE) for x in (self.queries, keys))))
+        while left:
+            row, col = left.pop()
+            q, k = self.queries[:, row], keys[:, col]
+            never, always = self.rule.verdict(ranges(q), ranges(k))
+            if never:
+                continue
+            if not always and max(q.shape[-1], k.shape[-1]) > MIXED:
+                left += product(halves(row), halves(col))
+                continue
+            part = None if mask is None else columns(mask, row, k[0])
+            if not always:
+                seen = self.rule.allowed(q, k)
+                if not seen.any():
                     continue
-                part = None if mask is None else columns(mask, row, keys[0, col])
-                if not always[i][j]:
-                    seen = self.rule.allowed(self.queries[:, row], keys[:, col])
-                    if not seen.any():
-                        continue
-                    part = both_masks(part, seen.to(self.device))
-                yield row, col, part, keys[0, col]
+                part = both_masks(part, seen.to(self.device))
+            yield row, col, part, k[0]
+
+
+def halves(part: slice) -> list[slice]:
+    """Two slices in the place of one, or the same one if it has a single token.
+
+    Source: chapter 24, eq-zigzag.
+    """
+    middle = (part.start + part.stop + 1) // 2
+    cuts = [slice(part.start, middle), slice(middle, part.stop)]
+    return cuts if middle < part.stop else cuts[:1]
 
 
 def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tensor:

@@ -4,6 +4,7 @@
 Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
 """
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -422,7 +423,23 @@ def ring_attention(
     return (output.to(query.dtype), lse) if return_lse else output.to(query.dtype)
 
 
-class RingAttention(BaseAttention):
+class SharesGroup:
+    """A module whose copies talk in the same group of ranks, which can't be copied itself.
+
+    Source: chapter 24.
+    """
+
+    group: dist.ProcessGroup | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SharesGroup":
+        """A copy of everything but the group, as for each block of a model."""
+        memo[id(self.group)] = self.group
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(deepcopy(self.__dict__, memo))
+        return twin
+
+
+class RingAttention(SharesGroup, BaseAttention):
     """`ring_attention` as an attention to plug in: the text is spread over the ranks.
 
     Outside of a process group, and on one rank, it is attention as any other.
