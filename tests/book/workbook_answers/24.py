@@ -50,6 +50,9 @@ class RingFunction(Function):
             o, level = merge_outputs(attend(*here, rows, cols, seen), before)
             output[..., rows, :] = o
             lse[..., rows] = level
+        ctx.plan = plan
+        ctx.save_for_backward(query, key, value, mask, output, lse)
+        return output, lse
 
     @staticmethod
     @once_differentiable
@@ -70,3 +73,5 @@ class RingFunction(Function):
             sums = grad_k, grad_v
         if plan.hops > 0:
             grad_k, grad_v = post_shift(sums, -plan.hops, plan.group)()
+        grads = (x.to(query.dtype) for x in (grad_q, grad_k, grad_v))
+        return *grads, grad_mask, None
