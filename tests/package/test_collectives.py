@@ -7,15 +7,23 @@ returns what the test compares.
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from attnlib import parallel
+from attnlib.parallel import processes
 
 RANKS = (1, 2, 4)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
 def mine(rank, *shape):
@@ -250,10 +258,10 @@ def test_run_returns_what_the_ranks_return_in_their_order():
     assert nobody_left()
 
 
+@linux
 def test_run_takes_a_closure_where_processes_are_forked():
     here = 5
-    if multiprocessing.get_start_method(allow_none=True) != "spawn" and os.name == "posix":
-        assert parallel.run(lambda rank: rank + here, 2, timeout=15, start="fork") == [5, 6]
+    assert parallel.run(lambda rank: rank + here, 2, timeout=15, start="fork") == [5, 6]
 
 
 def test_run_spawns_processes():
@@ -303,33 +311,76 @@ def test_a_rank_that_fails_is_named_and_nobody_is_left(ranks, how, ranks_at_faul
 
 
 def orphans(rank, path):
-    with open(f"{path}{rank}", "w", encoding="utf-8") as file:
-        file.write(str(os.getpid()))
+    """Leaves the ids of this rank, of a process that it starts and of one that it forks."""
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    forked.start()
+    started = subprocess.Popen(["sleep", "60"])
+    with open(f"{path}{rank}.new", "w", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {forked.pid} {started.pid}")
+    os.rename(f"{path}{rank}.new", f"{path}{rank}")
+
+
+def orphans_left(rank, path, how):
+    orphans(rank, path)
+    if how == "returns":
+        return rank
+    if how == "raises":
+        raise KeyError("lost")
+    if how == "dies" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
+    return None
 
 
-def leads(path):
-    parallel.run(orphans, 2, path, timeout=50)
-
-
-def test_the_ranks_end_with_a_parent_that_is_killed(tmp_path):
-    context = multiprocessing.get_context("fork")
-    parent = context.Process(target=leads, args=(str(tmp_path / "rank"),))
-    parent.start()
-    paths = [tmp_path / f"rank{rank}" for rank in range(2)]
-    for _ in range(100):
-        if all(path.exists() and path.read_text(encoding="utf-8") for path in paths):
-            break
-        time.sleep(0.1)
-    parent.kill()
-    parent.join()
-    pids = [int(path.read_text(encoding="utf-8")) for path in paths]
+def gone(path):
+    """Waits until none of the processes is left that the ranks have written down."""
+    pids = [
+        int(pid) for r in range(2) for pid in (path.parent / f"rank{r}").read_text().split()
+    ]
+    assert len(pids) == 6
     for _ in range(50):
         alive = [pid for pid in pids if is_alive(pid)]
         if not alive:
-            return
+            return True
         time.sleep(0.1)
     raise AssertionError(f"still there: {alive}")
+
+
+@linux
+@pytest.mark.parametrize("how", ["returns", "raises", "dies", "is late"])
+def test_what_the_ranks_have_started_ends_with_them(how, tmp_path):
+    start, path = time.monotonic(), tmp_path / "rank"
+    inputs = {"timeout": 1 if how == "is late" else 20}
+    if how == "returns":
+        assert parallel.run(orphans_left, 2, str(path), how, **inputs) == [0, 1]
+    else:
+        with pytest.raises(parallel.RankError) as caught:
+            parallel.run(orphans_left, 2, str(path), how, **inputs)
+        if how == "dies":
+            assert caught.value.ranks == [1]
+            assert "rank 1 died (exit code -9)" in str(caught.value)
+    assert time.monotonic() - start < 10
+    assert gone(path) and nobody_left()
+
+
+def leads(path):
+    parallel.run(orphans_left, 2, path, "is late", timeout=50)
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_ranks_end_with_a_caller_that_is_killed_or_interrupted(number, tmp_path):
+    context = multiprocessing.get_context("fork")
+    parent = context.Process(target=leads, args=(str(tmp_path / "rank"),))
+    parent.start()
+    for _ in range(200):
+        if all((tmp_path / f"rank{rank}").exists() for rank in range(2)):
+            break
+        time.sleep(0.1)
+    os.kill(parent.pid, number)
+    parent.join(10)
+    assert parent.exitcode == (1 if number == signal.SIGINT else -number)
+    assert gone(tmp_path / "rank")
 
 
 def is_alive(pid):
@@ -338,6 +389,59 @@ def is_alive(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+NOTEBOOK = """
+import torch
+from attnlib import parallel
+
+def f(rank):
+    return rank
+
+for function in (f, lambda rank: rank):
+    try:
+        parallel.run(function, 1, start="spawn")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_what_spawned_processes_cannot_import_is_refused():
+    command = [sys.executable, "-c", NOTEBOOK]
+    said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    for name in ("f", "<lambda>"):
+        assert f"function: spawned processes import it, got {name} of a notebook" in said
+    with pytest.raises(
+        ValueError, match=r"got test_.*<lambda> of a notebook or of another"
+    ):
+        parallel.run(lambda rank: rank, 1, start="spawn")
+
+
+def test_where_backward_has_threads_processes_are_spawned(monkeypatch):
+    monkeypatch.setattr(processes, "backward_has_threads", lambda: True)
+    assert processes.checked_start(addressed, 1, 1.0, None) == "spawn"
+    with pytest.raises(ValueError, match='CUDA_VISIBLE_DEVICES=""'):
+        parallel.run(lambda rank: rank, 1)
+
+
+@linux
+def test_threads_of_backward_are_known_by_their_name():
+    assert not processes.backward_has_threads()
+    ready, done = threading.Event(), threading.Event()
+
+    def named():
+        Path("/proc/thread-self/comm").write_text("pt_autograd_0", encoding="utf-8")
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=named)
+    thread.start()
+    ready.wait()
+    try:
+        assert processes.backward_has_threads()
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
