@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from attnlib import LanguageModel
-from attnlib.parallel.shard import (
+from attnlib.parallel import (
     HeadAttention,
     TokensBefore,
     load_checkpoint,

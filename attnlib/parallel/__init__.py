@@ -5,6 +5,7 @@ tensor of one rank, to be called by every rank of a group. The names below are s
 chapter.
 """
 
+from attnlib.parallel.checkpoints import load_checkpoint, save_checkpoint
 from attnlib.parallel.collectives import (
     RankError,
     Traffic,
@@ -20,15 +21,11 @@ from attnlib.parallel.collectives import (
     run,
     shift,
 )
+from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
 from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
 from attnlib.parallel.shard import (
-    HeadAttention,
     SplitColumns,
     SplitRows,
-    TokensBefore,
-    head_attention,
-    load_checkpoint,
-    save_checkpoint,
     share_copies,
     split_layers,
     token_mean,

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from attnlib import LanguageModel, Projection, flash_attention
+from attnlib import LanguageModel, Projection, flash_attention, parallel
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.multi_head import repeat_heads
-from attnlib.parallel import run, shard
+from attnlib.parallel import run
 from attnlib.parallel.collectives import Traffic
 
 SIZES = {"vocab_size": 11, "context_length": 16, "embed_dim": 8, "num_layers": 2}
@@ -33,7 +33,7 @@ def heads_equal_one_call(rank, heads, kv_heads, options):
     for batch in ((), (2,), (2, 3)):
         whole = [torch.randn(*batch, *shape, requires_grad=True) for shape in shapes]
         own = [x.detach().chunk(ranks, -2)[rank].clone().requires_grad_() for x in whole]
-        output = shard.head_attention(*own, **options)
+        output = parallel.head_attention(*own, **options)
         q, k, v = whole
         k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
         expected = flash_attention(q, k, v, **options)
@@ -42,7 +42,7 @@ def heads_equal_one_call(rank, heads, kv_heads, options):
         found = torch.autograd.grad(output, own, grad.chunk(ranks, -2)[rank])
         for a, b in zip(found, torch.autograd.grad(expected, whole, grad), strict=True):
             assert close(a, b.chunk(ranks, -2)[rank])
-        plugged = shard.HeadAttention(**options)
+        plugged = parallel.HeadAttention(**options)
         assert torch.equal(plugged.attend_groups(*own), output)
 
 
@@ -57,7 +57,7 @@ def test_heads_dealt_out_equal_one_call(ranks, heads, kv_heads):
 def bytes_of_heads(rank):
     x = torch.randn(8, 4, 3, dtype=torch.float64)
     with Traffic() as traffic:
-        shard.head_attention(x, x, x)
+        parallel.head_attention(x, x, x)
     return traffic.by_name["all_to_all"]
 
 
@@ -90,15 +90,15 @@ def refusals(rank):
     said = {}
     for name, (inputs, options) in wrong.items():
         with pytest.raises(ValueError) as error:
-            shard.head_attention(*inputs, **options)
+            parallel.head_attention(*inputs, **options)
         said[name] = str(error.value)
     with pytest.raises(ValueError) as error:
-        shard.token_mean(None if odd else torch.zeros(2))
+        parallel.token_mean(None if odd else torch.zeros(2))
     said["losses"] = str(error.value)
     with pytest.raises(ValueError) as error:
-        shard.token_mean(torch.zeros(0))
+        parallel.token_mean(torch.zeros(0))
     said["none"] = str(error.value)
-    shard.head_attention(x, x, x)
+    parallel.head_attention(x, x, x)
     return said
 
 
@@ -136,12 +136,14 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads):
     torch.manual_seed(0)
     one = LanguageModel(**sizes)
     group = grid["context"].get_group()
-    model = LanguageModel(**sizes, attention=shard.HeadAttention(causal=True, group=group))
+    model = LanguageModel(
+        **sizes, attention=parallel.HeadAttention(causal=True, group=group)
+    )
     model.load_state_dict(one.state_dict())
     if rank:  # rank 0's weights are taken in split_layers
         torch.nn.init.zeros_(model.norm.gamma) if tensor == dist.get_world_size() else None
-    shard.split_layers(model, mesh["tensor"])
-    shard.share_copies(model, mesh["copies"])
+    parallel.split_layers(model, mesh["tensor"])
+    parallel.share_copies(model, mesh["copies"])
     # Not Adam: the keys' bias has gradient 0, and it would divide round-off by itself.
     a, b = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (one, model))
     at_text, at_part, _ = grid.get_coordinate()
@@ -154,11 +156,11 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads):
         loss.backward()
         a.step()
         own = ids.tensor_split(data)[at_text][:, at_part * n : at_part * n + n + 1]
-        logits = model(own[:, :-1], cache=[shard.TokensBefore(at_part * n)] * 2)
+        logits = model(own[:, :-1], cache=[parallel.TokensBefore(at_part * n)] * 2)
         losses = F.cross_entropy(
             logits.flatten(0, 1), own[:, 1:].flatten(), reduction="none"
         )
-        own_loss, mean = shard.token_mean(losses, mesh["copies"].get_group())
+        own_loss, mean = parallel.token_mean(losses, mesh["copies"].get_group())
         b.zero_grad()
         own_loss.backward()
         b.step()
@@ -186,7 +188,7 @@ def test_a_step_on_many_is_a_step_on_one(data, context, tensor, positions, kv_he
 def count_all_reduces(rank):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = LanguageModel(**SIZES | {"num_layers": 3}, num_heads=4)
-    shard.split_layers(model, mesh)
+    parallel.split_layers(model, mesh)
     with CommDebugMode() as counted:
         logits = model(torch.zeros(1, 5, dtype=torch.long))
     forward = counted.get_total_counts()
@@ -207,16 +209,16 @@ def projections_split(rank):
     x = torch.randn(2, 3, 6)
     expected = network(x)
     network.linear_1.W.grad = None
-    shard.SplitColumns()._apply(network.linear_1, mesh)
-    shard.SplitRows()._apply(network.linear_2, mesh)
+    parallel.SplitColumns()._apply(network.linear_1, mesh)
+    parallel.SplitRows()._apply(network.linear_2, mesh)
     output = network(x)
     assert close(output, expected)
     assert network.linear_1(x).shape[-1] == 8 // mesh.size()
     said = []
     for style, layer in (
-        (shard.SplitColumns(), torch.nn.Linear(4, 4)),
-        (shard.SplitColumns(), Projection(4, 5)),
-        (shard.SplitRows(), Projection(5, 4)),
+        (parallel.SplitColumns(), torch.nn.Linear(4, 4)),
+        (parallel.SplitColumns(), Projection(4, 5)),
+        (parallel.SplitRows(), Projection(5, 4)),
     ):
         with pytest.raises((TypeError, ValueError)) as error:
             style._apply(layer, mesh)
@@ -224,15 +226,15 @@ def projections_split(rank):
     plain = {"num_heads": 4}
     for sizes in ({"num_heads": 1}, plain | {"num_kv_heads": 1}, plain | {"d_ff": 9}):
         with pytest.raises(ValueError) as error:
-            shard.split_layers(LanguageModel(**SIZES | sizes), mesh)
+            parallel.split_layers(LanguageModel(**SIZES | sizes), mesh)
         said.append(str(error.value))
     with pytest.raises(ValueError) as error:
-        shard.split_layers(LanguageModel(**SIZES | plain, dropout=0.1), mesh)
+        parallel.split_layers(LanguageModel(**SIZES | plain, dropout=0.1), mesh)
     said.append(str(error.value))
     with pytest.raises(ValueError) as error:
-        shard.split_layers(network, mesh)
+        parallel.split_layers(network, mesh)
     said.append(str(error.value))
-    for deal in (shard.split_layers, shard.share_copies):
+    for deal in (parallel.split_layers, parallel.share_copies):
         with pytest.raises(ValueError) as error:  # the ranks disagree
             deal(LanguageModel(**SIZES | plain, d_ff=8 * (1 + rank)), mesh)
         said.append(str(error.value))
@@ -264,8 +266,8 @@ def a_model(rank, tensor):
         "cpu", (ranks // tensor, tensor), mesh_dim_names=("copies", "tensor")
     )
     model = LanguageModel(**SIZES, num_heads=4)
-    shard.split_layers(model, mesh["tensor"])
-    shard.share_copies(model, mesh["copies"])
+    parallel.split_layers(model, mesh["tensor"])
+    parallel.share_copies(model, mesh["copies"])
     return model, torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
 
 
@@ -277,7 +279,7 @@ def write(rank, folder, tensor):
         optimizer.zero_grad()
         model(ids).sum(-1).pow(2).mean().backward()
         optimizer.step()
-        shard.save_checkpoint(folder, step, model, optimizer)
+        parallel.save_checkpoint(folder, step, model, optimizer)
     with torch.no_grad():
         return model(ids).tolist()
 
@@ -285,7 +287,7 @@ def write(rank, folder, tensor):
 def read(rank, folder, tensor):
     torch.manual_seed(4)
     model, optimizer = a_model(rank, tensor)
-    step = shard.load_checkpoint(folder, model, optimizer)
+    step = parallel.load_checkpoint(folder, model, optimizer)
     moments = [s["exp_avg_sq"].full_tensor().sum() for s in optimizer.state.values()]
     with torch.no_grad():
         return step, model(torch.arange(10)[None]).tolist(), float(sum(moments))
@@ -309,6 +311,6 @@ def test_a_checkpoint_is_read_by_other_ranks(tmp_path):
 
 def test_no_group_is_an_error_that_says_what_to_do(as_shipped):
     with pytest.raises(RuntimeError, match="no process group"):
-        shard.head_attention(*[torch.zeros(2, 2, 2)] * 3)
+        parallel.head_attention(*[torch.zeros(2, 2, 2)] * 3)
     with pytest.raises(ValueError, match="mask: expected None"):
-        shard.HeadAttention()(*[torch.zeros(2, 2, 2)] * 3, torch.ones(2, 2).bool())
+        parallel.HeadAttention()(*[torch.zeros(2, 2, 2)] * 3, torch.ones(2, 2).bool())
