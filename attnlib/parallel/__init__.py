@@ -7,7 +7,6 @@ chapter.
 
 from attnlib.parallel.checkpoints import load_checkpoint, save_checkpoint
 from attnlib.parallel.collectives import (
-    RankError,
     Traffic,
     add_up,
     agree,
@@ -18,10 +17,10 @@ from attnlib.parallel.collectives import (
     rank_gradients,
     reduce_scatter,
     replicate,
-    run,
     shift,
 )
 from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
+from attnlib.parallel.processes import RankError, run
 from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
 from attnlib.parallel.shard import (
     SplitColumns,

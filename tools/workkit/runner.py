@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bookkit.grammar import only_python
 from bookkit.stage import used
 from workkit.closure import is_check, is_import, needed
+from workkit.ranks import watch_ranks
 from workkit.tracing import Tracer
 from workkit.values import digits
-
-STUCK = 97  # the status of a process that has ended itself
 
 
 def main() -> None:
@@ -64,6 +63,7 @@ def prepare(folder: Path) -> None:
 
     plt.switch_backend("agg")
     plt.show = lambda *_, **__: plt.close("all")
+    watch_ranks()
     os.chdir(folder / "book")
     sys.path.insert(0, str(folder))
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
