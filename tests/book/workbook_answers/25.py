@@ -5,9 +5,10 @@ def heads_for_tokens(x, group=None):
 
 
 # parallel.heads.head_attention
-def head_attention(
-    query, key, value, *, causal=False, window=None, scale=None, group=None
-):
+import torch
+
+
+def head_attention(query, key, value, *, causal=False, window=None, scale=None, group=None):
     both = torch.cat([key, value], dim=-1)
     kv_heads, d_k = both.shape[-3], key.shape[-1]
     if kv_heads < ranks:
