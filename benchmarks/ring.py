@@ -1,115 +1,162 @@
-"""How well a ring of ranks is used: time of a step of attention on P ranks, against one.
+"""A ring of ranks: memory of a rank against the length, and time beside that of one rank.
 
-Each rank is a process with one thread, on one machine, with gloo; the text grows with the
-ranks, c tokens each, or stays, n tokens in all. Forward and backward, causal, by order of
-the shards. From latency and bandwidth, which are measured by hops of two sizes, and from
-the time of one square of c queries and c keys, a model says what it should take; where it
-is right about the ranks that are here, it is asked about more.
+Each rank is a process of this machine with one thread; messages go by gloo. Everything is
+causal, in float32, forward and backward.
 
-    python benchmarks/ring.py            writes results/ring.json
-    python benchmarks/ring.py --json     prints it
+- memory: the peak of the resident memory of a rank above its inputs, for whole texts of
+  several lengths on 1, 2 and 4 ranks.
+- hop: latency and bandwidth between two ranks, from hops of several sizes.
+- times, for c tokens of a rank and each order: one text of 2c tokens on one rank and on two,
+  and the parts by themselves, a rank's own keys and those of another rank, while both ranks
+  compute and nothing travels. From the parts and the hop a model says what the two ranks
+  should take (`modeled`); chapter 24 asks it about more of them.
+
+    python benchmarks/ring.py            writes results/ring.json; needs Linux, for memory
 """
 
 import argparse
-import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from machine import describe
+from paired import write_record
 
-from attnlib import flash_attention, parallel
+from attnlib import parallel
+from attnlib.parallel.places import ORDERS
 
 HEADS, KV_HEADS, FEATURES = 8, 2, 64
-ORDERS = ("contiguous", "zigzag", "striped")
+SIZES = tuple(4**k for k in range(5, 13))  # bytes of a hop
 
 
-def median_time(function, repeats=5):
+def median_time(work: Callable[[], object], rounds: int) -> float:
     """Seconds of the slowest rank, median of some calls; a first one is not counted."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(rounds + 1):
         dist.barrier()
         start = time.perf_counter()
-        function()
-        took = torch.tensor(time.perf_counter() - start)
+        work()
+        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
         dist.all_reduce(took, dist.ReduceOp.MAX)
         times.append(took.item())
     return statistics.median(times[1:])
 
 
-def shard(rank, ranks, tokens, order):
-    """Query, key and value of a rank, and their positions."""
-    torch.manual_seed(rank)
-    shapes = [(heads, tokens, FEATURES) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
-    return inputs, parallel.shard_positions(ranks * tokens, ranks, rank, order)
+def attention(positions, group=None, heads=HEADS, kv_heads=KV_HEADS) -> Callable[[], None]:
+    """A call forward and backward, of the tokens at some positions of queries and keys."""
+    shapes = [(heads, len(positions[0]), FEATURES)]
+    shapes += [(kv_heads, len(positions[1]), FEATURES)] * 2
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+    def call() -> None:
+        output = parallel.ring_attention(*inputs, positions, causal=True, group=group)
+        output.backward(torch.ones_like(output))
+
+    return call
 
 
-def ring_times(rank, tokens):
-    """Seconds forward and with backward, for each order."""
+def hop_times(rank: int, rounds: int) -> list[dict[str, float]]:
+    """Seconds of a hop, for each number of bytes."""
+    rows = []
+    for size in SIZES:
+        row = torch.zeros(size // 4)
+        took = median_time(lambda row=row: parallel.post_shift((row,))(), 4 * rounds)
+        rows.append({"bytes": size, "seconds": took})
+    return rows
+
+
+def whole_time(rank: int, tokens: int, rounds: int) -> float:
+    """Seconds of one rank for a whole text."""
+    text = torch.arange(tokens)
+    return median_time(attention((text, text)), rounds)
+
+
+def ring_times(rank: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
+    """For each order, seconds of both ranks: in the ring, and for the parts of a step."""
+    alone = [dist.new_group([r]) for r in range(2)][rank]
     found = {}
     for order in ORDERS:
-        inputs, places = shard(rank, dist.get_world_size(), tokens, order)
-
-        def forward(inputs=inputs, places=places):
-            return parallel.ring_attention(*inputs, places, causal=True)
-
-        def both(forward=forward):
-            forward().sum().backward()
-
-        found[order] = {"forward": median_time(forward), "both": median_time(both)}
+        places = [parallel.shard_positions(2 * tokens, 2, r, order) for r in range(2)]
+        mine = places[rank]
+        late = places[1]  # rank 1 has pairs with the keys of rank 0 in every order
+        found[order] = {
+            "ring": median_time(attention((mine, mine)), rounds),
+            "own": median_time(attention((late, late), alone), rounds),
+            "other": median_time(attention((late, places[0]), alone), rounds),
+        }
     return found
 
 
-def hop_times(rank, sizes=(1 << 10, 1 << 24)):
-    """Latency in seconds and bandwidth in bytes a second, by hops of two sizes."""
-    took = []
-    for size in sizes:
-        row = torch.zeros(size // 4)
-        took.append(median_time(lambda row=row: parallel.post_shift((row,))(), repeats=9))
-    bandwidth = (sizes[1] - sizes[0]) / (took[1] - took[0])
-    return {"latency": max(0.0, took[0] - sizes[0] / bandwidth), "bandwidth": bandwidth}
+def hop_fit(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Latency in seconds and bandwidth in bytes a second: first and last of the hops."""
+    first, last = rows[0], rows[-1]
+    bandwidth = (last["bytes"] - first["bytes"]) / (last["seconds"] - first["seconds"])
+    return {"latency": first["seconds"], "bandwidth": bandwidth}
 
 
-def square_time(rank, tokens):
-    """Seconds of one rank for c queries and c keys, all of which they see."""
-    (query, key, value), _ = shard(rank, 1, tokens, "contiguous")
-    key, value = (x.repeat_interleave(HEADS // KV_HEADS, dim=0) for x in (key, value))
-    with torch.no_grad():
-        return median_time(lambda: flash_attention(query, key, value))
+def modeled(
+    ranks: int, tokens: int, parts: dict[str, float], hop: dict[str, float]
+) -> float:
+    """Seconds on P ranks: its own keys, then P - 1 times those of others or their hops.
+
+    A step of the ring sends, beside the computation, keys and values forward, the same
+    backward, and their gradients backward; the last gradients go home by themselves.
+    """
+    sent = 2 * KV_HEADS * tokens * FEATURES * 4
+    send = hop["latency"] + sent / hop["bandwidth"]
+    steps = max(parts["other"], 3 * send)
+    return parts["own"] + (ranks - 1) * steps + (send if ranks > 1 else 0)
 
 
-def modeled(ranks, tokens, square, hop):
-    """Efficiency forward, in zigzag: half a square a step, its hop hidden or waited for."""
-    message = 2 * KV_HEADS * tokens * FEATURES * 4
-    sending = hop["latency"] + message / hop["bandwidth"]
-    steps = square / 2 + (ranks - 1) * max(square / 2, sending)
-    return ranks * square / 2 / steps
+def status(name: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise ValueError(f"no {name} in /proc/self/status")
 
 
-def main():
-    """Measures, models, and writes or prints the record."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print it instead")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a rank")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    given = parser.parse_args()
-    alone = parallel.run(square_time, 1, given.tokens)[0]
-    hop = parallel.run(hop_times, 2)[0]
-    record = {"machine": describe(), "tokens": given.tokens, "square": alone, "hop": hop}
-    record["ring"] = {
-        ranks: parallel.run(ring_times, ranks, given.tokens, timeout=600)[0]
-        for ranks in given.ranks
-    }
-    many = (*given.ranks, 8, 64, 1024)
-    record["model"] = {p: modeled(p, given.tokens, alone, hop) for p in many}
-    text = json.dumps(record, indent=2) + "\n"
-    if given.json:
-        print(text)
-    else:
-        Path(__file__).with_name("results").joinpath("ring.json").write_text(text)
+def memory(rank: int, tokens: int) -> float:
+    """MiB of this rank's peak above its inputs, for one head and its part of a text."""
+    ranks = dist.get_world_size()
+    places = parallel.shard_positions(64 * ranks, ranks, rank)
+    attention((places, places), None, 1, 1)()  # libraries are loaded
+    places = parallel.shard_positions(tokens, ranks, rank)
+    call = attention((places, places), None, 1, 1)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status("VmRSS")
+    call()
+    return (status("VmHWM") - before) / 1024
+
+
+def main() -> None:
+    """Measures and writes the record."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024, 2048])
+    options.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384])
+    given = options.parse_args()
+    rows = parallel.run(hop_times, 2, given.rounds, timeout=600)[0]
+    hop = hop_fit(rows)
+    record = {"heads": HEADS, "kv_heads": KV_HEADS, "features": FEATURES}
+    record |= {"rounds": given.rounds, "hops": rows, **hop, "times": [], "memory": []}
+    for tokens in given.tokens:
+        whole = parallel.run(whole_time, 1, 2 * tokens, given.rounds, timeout=600)[0]
+        found = parallel.run(ring_times, 2, tokens, given.rounds, timeout=600)[0]
+        for order, times in found.items():
+            model = modeled(2, tokens, times, hop)
+            row = {"tokens": tokens, "order": order, "whole": whole, **times}
+            record["times"].append(row | {"modeled": model})
+            print(row, f"modeled {model:.4f}", flush=True)
+    for tokens in given.lengths:
+        for ranks in (1, 2, 4):
+            peaks = parallel.run(memory, ranks, tokens, timeout=600)
+            row = {"tokens": tokens, "ranks": ranks, "mib": round(max(peaks), 1)}
+            record["memory"].append(row)
+            print(row, flush=True)
+    write_record("ring", record)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from attnlib.parallel.collectives import (
     shift,
 )
 from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
+from attnlib.parallel.places import shard_positions
 from attnlib.parallel.processes import RankError, run
-from attnlib.parallel.ring import RingAttention, ring_attention, shard_positions
+from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     SplitColumns,
     SplitRows,

@@ -16,7 +16,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from attnlib.parallel.collectives import agree
+from attnlib.parallel.heads import agree_after
+from attnlib.parallel.ring import ring_of
 
 
 def save_checkpoint(
@@ -33,33 +34,54 @@ def save_checkpoint(
 
     Args:
         folder: where checkpoints are kept, the same for all ranks.
-        step: how many steps have been done.
+        step: how many steps have been done; more than at the last checkpoint.
         model, optimizer: as they are on this rank.
-        keep: how many of the last checkpoints to keep.
+        keep: how many of the last checkpoints to keep, at least 1.
 
     Returns:
         The checkpoint's folder.
 
+    Raises:
+        ValueError: on every rank: the ranks disagree about step or keep, keep is below 1,
+            there is a checkpoint of this step or a later one, or some rank does not see
+            the folder of the others.
+
     Source: chapter 25; the documentation of torch.distributed.checkpoint.
     """
-    agree("save_checkpoint", [step, keep])
-    folder, first = Path(folder), dist.get_rank() == 0
+    folder, first = Path(folder), ring_of(None)[0] == 0
     partial, done = folder / f"partial-{step:08d}", folder / f"step-{step:08d}"
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        for cut_off in folder.glob("partial-*"):
-            shutil.rmtree(cut_off)
-    dist.barrier()
+
+    def begin() -> list[object]:
+        if keep < 1:
+            raise ValueError(f"keep: expected at least 1, got {keep}")
+        if first:
+            refuse_old_step(folder, step)
+            for left in (done, *folder.glob("partial-*")):  # cut off in writing
+                shutil.rmtree(left, ignore_errors=True)
+            partial.mkdir(parents=True)
+        return [step, keep]
+
+    def find() -> list[object]:
+        if not partial.is_dir():
+            raise ValueError(f"folder: expected one that all ranks see, got {folder}")
+        return []
+
+    def end() -> list[object]:
+        if first:
+            flush(partial)
+            os.replace(partial, done)
+            flush(folder)
+            for old in finished(folder)[:-keep]:
+                os.replace(folder / f"step-{old:08d}", partial)  # no more a whole one
+                shutil.rmtree(partial)
+        return []
+
+    agree_after("save_checkpoint", begin)
+    agree_after("save_checkpoint", find)
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=partial)
-    dist.barrier()  # all parts are written
-    if first:
-        shutil.rmtree(done, ignore_errors=True)  # if this step is written once more
-        os.replace(partial, done)
-        flush(folder)
-        for old in finished(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
-    dist.barrier()
+    agree_after("save_checkpoint", list)  # all parts are written
+    agree_after("save_checkpoint", end)
     return done
 
 
@@ -68,28 +90,43 @@ def load_checkpoint(
 ) -> int:
     """Reads the last whole checkpoint into model and optimizer; returns its step, or 0.
 
-    The ranks may be others, and more or fewer, than those that wrote it.
+    The ranks may be others, and more or fewer, than those that wrote it; or one process
+    without a group.
 
     Source: chapter 25; the documentation of torch.distributed.checkpoint.
     """
-    found = [finished(folder)[-1:] if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(found, src=0)
-    if not found[0]:
+    rank, ranks = ring_of(None)
+    last = finished(folder)[-1:] if rank == 0 else []
+    if ranks > 1:
+        found = [last]
+        dist.broadcast_object_list(found, src=0)
+        (last,) = found
+    if not last:
         return 0
-    (last,) = found[0]
     weights, state = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=last)
+    path = Path(folder, f"step-{last[0]:08d}")
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
-    return int(last.name.removeprefix("step-"))
+    return last[0]
 
 
-def finished(folder: str | Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first.
+def finished(folder: str | Path) -> list[int]:
+    """The steps of which a folder has whole checkpoints, in order.
 
     Source: chapter 25.
     """
-    found = sorted(Path(folder).glob("step-*"))
-    return [path for path in found if (path / ".metadata").is_file()]
+    found = Path(folder).glob("step-*/.metadata")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+
+def refuse_old_step(folder: Path, step: int) -> None:
+    """Refuses a step that would not become the last: another run has written here.
+
+    Source: chapter 25.
+    """
+    if any(last >= step for last in finished(folder)):
+        expected = f"expected more than {finished(folder)[-1]}, the last in {folder}"
+        raise ValueError(f"step: {expected}, got {step}")
 
 
 def flush(folder: Path) -> None:

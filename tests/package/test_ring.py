@@ -4,16 +4,31 @@ Each test is one call of `run`; every rank compares its part with `flash_attenti
 whole text, which it computes for itself.
 """
 
+import copy
 import multiprocessing
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from attnlib import FlashAttention, MultiHeadAttention, add_sink, flash_attention, parallel
+from attnlib import (
+    FlashAttention,
+    LanguageModel,
+    MultiHeadAttention,
+    add_sink,
+    flash_attention,
+    parallel,
+)
 from attnlib.base import BaseAttention
-from attnlib.parallel import RingAttention, ring, ring_attention, shard_positions
+from attnlib.parallel import (
+    RingAttention,
+    TokensBefore,
+    places,
+    ring_attention,
+    shard_positions,
+)
 from attnlib.testing import check_attention
 
 RANKS = (1, 2, 4)
@@ -137,9 +152,9 @@ PLAIN = {
 
 
 def all_cases(rank, tile):
-    ring.TILE = tile
+    places.TILE, places.MIXED = tile, max(2, tile // 4)
     done = 0
-    for order in ring.ORDERS:
+    for order in places.ORDERS:
         for name, case in CASES.items():
             if case.get("documents") and case.get("queries", 0) > TEXT:
                 continue
@@ -393,7 +408,7 @@ def all_layers(rank):
     ranks = dist.get_world_size()
     torch.manual_seed(0)
     make = {"embed_dim": 8, "num_heads": 4, "num_kv_heads": 2}
-    for order in ring.ORDERS:
+    for order in places.ORDERS:
         heads = RingAttention(causal=True, window=6, order=order)
         layer = MultiHeadAttention(**make, attention=heads).double()
         plain = FlashAttention(causal=True, window=6)
@@ -413,3 +428,44 @@ def all_layers(rank):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_layer_of_heads_on_every_rank(ranks):
     parallel.run(all_layers, ranks)
+
+
+def all_models(rank, window):
+    ranks = dist.get_world_size()
+    group = dist.new_group(list(range(ranks)))
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "context_length": TEXT, "embed_dim": 8, "num_heads": 4}
+    sizes |= {"num_kv_heads": 2, "num_layers": 2}
+    heads = RingAttention(causal=True, window=window, group=group)
+    model = LanguageModel(**sizes, attention=heads).double()
+    assert all(block.attention.attention.group is group for block in model.blocks)
+    plain = FlashAttention(causal=True, window=window)
+    whole = LanguageModel(**sizes, attention=plain).double()
+    whole.load_state_dict(model.state_dict())
+    ids = torch.randint(11, (2, TEXT), generator=torch.Generator().manual_seed(1))
+    weight, shard = drawn(2, TEXT, 11, seed=2), TEXT // ranks
+    mine = slice(rank * shard, (rank + 1) * shard)
+    found = model(ids[:, mine], cache=[TokensBefore(rank * shard) for _ in model.blocks])
+    right = whole(ids)
+    assert torch.allclose(found, right[:, mine], rtol=1e-10, atol=1e-12)
+    (found * weight[:, mine]).sum().backward()
+    (right * weight).sum().backward()
+    for part, full in zip(model.parameters(), whole.parameters(), strict=True):
+        dist.all_reduce(part.grad)
+        assert torch.allclose(part.grad, full.grad, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("window", (None, 6))
+def test_a_model_on_every_rank(window):
+    parallel.run(all_models, 2, window)
+
+
+def test_a_copy_has_the_group_and_nothing_else(as_shipped):
+    group = threading.Lock()  # can't be copied, as a group
+    heads = RingAttention(True, 0.5, window=3, order="striped").eval()
+    heads.group, heads.said = group, [1]
+    twin = copy.deepcopy(heads)
+    assert twin.group is group and not twin.training and type(twin) is RingAttention
+    assert (twin.causal, twin.scale, twin.window, twin.order) == (True, 0.5, 3, "striped")
+    twin.said.append(2)
+    assert heads.said == [1]
