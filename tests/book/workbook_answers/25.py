@@ -5,30 +5,33 @@ def heads_for_tokens(x, group=None):
 
 
 # parallel.heads.head_attention
-import torch
-
-
-def head_attention(query, key, value, *, causal=False, window=None, scale=None, group=None):
-    both = torch.cat([key, value], dim=-1)
-    kv_heads, d_k = both.shape[-3], key.shape[-1]
-    if kv_heads < ranks:
-        numbers = [rank * kv_heads // ranks for rank in range(ranks)]
-        both = both[..., numbers, :, :]
-    both = all_to_all(both, -3, -2, group)
-    q = all_to_all(query, -3, -2, group)
-    own = [slice(a * both.shape[-3] // q.shape[-3], None) for a in range(q.shape[-3])]
-    outputs = [
-        flash_attention(
-            q[..., a, :, :],
-            both[..., own[a].start, :, :d_k],
-            both[..., own[a].start, :, d_k:],
-            causal=causal,
-            window=window,
-            scale=scale,
-        )
-        for a in range(q.shape[-3])
-    ]
-    return all_to_all(torch.stack(outputs, dim=-3), -2, -3, group)
+def head_attention(query, key, value, *, causal=False, group=None):
+    heads, kv_heads = (1 if x.dim() < 3 else x.shape[-3] for x in (query, key))
+    if ranks != 1:
+        if mask is not None:
+            mask = mask_for_heads(mask, query, group)
+        both, d_k = torch.cat([key, value], dim=-1), key.shape[-1]
+        if kv_heads < ranks:
+            both = both[..., [r * kv_heads // ranks for r in range(ranks)], :, :]
+        both = all_to_all(both, -3, -2, group)
+        query = all_to_all(query, -3, -2, group)
+        key, value = both[..., :d_k], both[..., d_k:]
+    if heads != kv_heads:
+        own = query.shape[-3]
+        shared = [a * key.shape[-3] // own for a in range(own)]
+        key, value = key[..., shared, :, :], value[..., shared, :, :]
+    if sink is None and not return_lse:
+        attention = FlashAttention(causal, scale, window=window)
+        output, _ = attention(query, key, value, mask)
+        return tokens_for_heads(output, group) if ranks > 1 else output
+    options = {"causal": causal, "window": window, "scale": scale}
+    output, lse = flash_attention(query, key, value, mask, **options, return_lse=True)
+    if ranks > 1:
+        output = tokens_for_heads(output, group)
+        lse = all_to_all(lse, split_dim=-1, concat_dim=-2, group=group)
+    if sink is not None:
+        output, lse = add_sink(output, lse, sink)
+    return (output, lse) if return_lse else output
 
 
 # parallel.shard.SplitRows
@@ -61,9 +64,7 @@ def split_layers(model, mesh):
         layer.num_heads = layer.num_heads // mesh.size()
         layer.num_kv_heads = layer.num_kv_heads // mesh.size()
         parallelize_module(model.blocks[number], mesh, plan | styles)
-    for parameter in model.parameters():
-        if not isinstance(parameter, DTensor):
-            dist.broadcast(parameter.data, group=mesh.get_group(), group_src=0)
+    broadcast_first(model, mesh)
     return model
 
 
@@ -80,22 +81,24 @@ def token_mean(losses, group=None):
 
 # parallel.checkpoints.save_checkpoint
 def save_checkpoint(folder, step, model, optimizer, keep=2):
-    if dist.get_rank() == 0:
-        os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(folder):
-            if name.startswith("partial-"):
-                shutil.rmtree(folder / name)
-    dist.barrier()
-    weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=partial)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        if done.exists():
-            shutil.rmtree(done)
+    def finish():
+        if not first:
+            return []
+        flush(partial)
         partial.rename(done)
-        flush(folder)
+        flush(done.parent)
         whole = finished(folder)
         while len(whole) > keep:
-            shutil.rmtree(whole.pop(0))
-    dist.barrier()
+            old = f"{whole.pop(0):08d}"
+            gone = Path(folder) / f"partial-{old}"
+            Path(folder, f"step-{old}").rename(gone)
+            shutil.rmtree(gone)
+        return []
+
+    agree_after("save_checkpoint", begin)
+    agree_after("save_checkpoint", find)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=partial)
+    agree_after("save_checkpoint", list)
+    agree_after("save_checkpoint", finish)
     return done
