@@ -9,6 +9,7 @@ Derived in chapter 25, "Heads, layers, copies" (book/25_heads_layers_copies.ipyn
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ def save_checkpoint(
 
     Args:
         folder: where checkpoints are kept, the same for all ranks.
-        step: how many steps have been done; more than at the last checkpoint.
+        step: how many steps have been done, more than at the last checkpoint.
         model, optimizer: as they are on this rank.
         keep: how many of the last checkpoints to keep, at least 1.
 
@@ -43,20 +44,21 @@ def save_checkpoint(
 
     Raises:
         ValueError: on every rank: the ranks disagree about step or keep, keep is below 1,
-            there is a checkpoint of this step or a later one, or some rank does not see
-            the folder of the others.
+            there is a checkpoint of this step or a later one, the folder can't be written,
+            or some rank does not see that of the others.
 
-    Source: chapter 25; the documentation of torch.distributed.checkpoint.
+    Source: chapter 25, eq-resume; the documentation of torch.distributed.checkpoint.
     """
-    folder, first = Path(folder), ring_of(None)[0] == 0
-    partial, done = folder / f"partial-{step:08d}", folder / f"step-{step:08d}"
+    first, partial, done = ring_of(None)[0] == 0, Path(), Path()
 
     def begin() -> list[object]:
-        if keep < 1:
-            raise ValueError(f"keep: expected at least 1, got {keep}")
+        nonlocal partial, done
+        refuse_not_whole(step, keep)
+        refuse_not_trained(model, optimizer)
+        partial, done = (Path(folder, f"{name}-{step:08d}") for name in ("partial", "step"))
         if first:
-            refuse_old_step(folder, step)
-            for left in (done, *folder.glob("partial-*")):  # cut off in writing
+            refuse_old_step(Path(folder), step)
+            for left in (done, *Path(folder).glob("partial-*")):  # cut off in writing
                 shutil.rmtree(left, ignore_errors=True)
             partial.mkdir(parents=True)
         return [step, keep]
@@ -66,13 +68,13 @@ def save_checkpoint(
             raise ValueError(f"folder: expected one that all ranks see, got {folder}")
         return []
 
-    def end() -> list[object]:
+    def finish() -> list[object]:
         if first:
             flush(partial)
             os.replace(partial, done)
-            flush(folder)
+            flush(Path(folder))
             for old in finished(folder)[:-keep]:
-                os.replace(folder / f"step-{old:08d}", partial)  # no more a whole one
+                os.replace(Path(folder, f"step-{old:08d}"), partial)  # no more a whole one
                 shutil.rmtree(partial)
         return []
 
@@ -81,7 +83,7 @@ def save_checkpoint(
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=partial)
     agree_after("save_checkpoint", list)  # all parts are written
-    agree_after("save_checkpoint", end)
+    agree_after("save_checkpoint", finish)
     return done
 
 
@@ -91,32 +93,70 @@ def load_checkpoint(
     """Reads the last whole checkpoint into model and optimizer; returns its step, or 0.
 
     The ranks may be others, and more or fewer, than those that wrote it; or one process
-    without a group.
+    without a group. The optimizer gets all that it had, its rate of learning too, and
+    gradients are dropped.
 
-    Source: chapter 25; the documentation of torch.distributed.checkpoint.
+    Raises:
+        ValueError: on every rank: the model has other parameters than the checkpoint.
+
+    Source: chapter 25, eq-resume; the documentation of torch.distributed.checkpoint.
     """
     rank, ranks = ring_of(None)
-    last = finished(folder)[-1:] if rank == 0 else []
+    found: list[int] = []
+
+    def look() -> list[object]:
+        refuse_not_trained(model, optimizer)
+        if rank == 0:
+            found.extend(finished(folder)[-1:])
+        return []
+
+    agree_after("load_checkpoint", look)
     if ranks > 1:
-        found = [last]
-        dist.broadcast_object_list(found, src=0)
-        (last,) = found
-    if not last:
+        dist.broadcast_object_list(told := [found], src=0)
+        (found,) = told
+    if not found:
         return 0
+    path = Path(folder, f"step-{found[0]:08d}")
+    optimizer.zero_grad()  # with a gradient there, no state would be read
     weights, state = get_state_dict(model, optimizer)
-    path = Path(folder, f"step-{last[0]:08d}")
+    agree_after("load_checkpoint", lambda: refuse_other_parameters(path, weights))
     dcp.load({"model": weights, "optimizer": state}, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
-    return last[0]
+    return found[0]
 
 
 def finished(folder: str | Path) -> list[int]:
     """The steps of which a folder has whole checkpoints, in order.
 
+    `.metadata` is what torch.distributed.checkpoint writes last.
+
+    Source: chapter 25, eq-resume.
+    """
+    found = (path.parent.name[5:] for path in Path(folder).glob("step-*/.metadata"))
+    return sorted(int(step) for step in found if step.isdigit())
+
+
+def refuse_not_whole(step: int, keep: int) -> None:
+    """Refuses a number of steps, or of checkpoints to keep, that is none.
+
     Source: chapter 25.
     """
-    found = Path(folder).glob("step-*/.metadata")
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+    for name, number, least in (("step", step, 0), ("keep", keep, 1)):
+        if not isinstance(number, int) or number < least:
+            expected = f"expected a whole number from {least} on"
+            raise ValueError(f"{name}: {expected}, got {number!r}")
+
+
+def refuse_not_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuses what is no model, or no optimizer.
+
+    Source: chapter 25.
+    """
+    pairs = (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer))
+    for name, given, kind in pairs:
+        if not isinstance(given, kind):
+            got = type(given).__name__
+            raise TypeError(f"{name}: expected a {kind.__name__}, got a {got}")
 
 
 def refuse_old_step(folder: Path, step: int) -> None:
@@ -127,6 +167,25 @@ def refuse_old_step(folder: Path, step: int) -> None:
     if any(last >= step for last in finished(folder)):
         expected = f"expected more than {finished(folder)[-1]}, the last in {folder}"
         raise ValueError(f"step: {expected}, got {step}")
+
+
+def refuse_other_parameters(path: Path, weights: dict[str, Any]) -> list[object]:
+    """Refuses a model whose parameters are not those of a checkpoint.
+
+    Source: chapter 25.
+    """
+    kept = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    there = {
+        name.removeprefix("model."): (tuple(x.size), x.properties.dtype)
+        for name, x in kept.items()
+        if name.startswith("model.")
+    }
+    here = {name: (tuple(x.shape), x.dtype) for name, x in weights.items()}
+    for name in sorted(there.keys() | here.keys()):
+        if here.get(name) != there.get(name):
+            expected = f"expected {name} as in {path}, {there.get(name)}"
+            raise ValueError(f"model: {expected}, got {here.get(name)}")
+    return []
 
 
 def flush(folder: Path) -> None:

@@ -88,10 +88,13 @@ def refuse_uneven(
             f"key: expected a multiple or a divisor of {ranks} ranks as the number of "
             f"heads, got {kv_heads}"
         )
-    given = (query, key, value, mask, sink)
-    learns = any(x is not None and x.requires_grad for x in given)
-    facts = ["None" if x is None else f"{x.dtype} {tuple(x.shape)}" for x in given]
-    return [*facts, "with gradient" if learns and torch.is_grad_enabled() else ""]
+    learns = torch.is_grad_enabled()
+    return [
+        f"{x.dtype} {tuple(x.shape)}{' with gradient' * (learns and x.requires_grad)}"
+        if isinstance(x, Tensor)
+        else f"{x}"
+        for x in (query, key, value, mask, sink)
+    ]
 
 
 def heads_for_tokens(
@@ -218,7 +221,9 @@ def head_attention(
 class HeadAttention(SharesGroup, BaseAttention):
     """`head_attention` as an attention to plug in, for a text that the ranks share.
 
-    Outside of a process group, and on one rank, it is attention as any other.
+    Outside of a process group, and on one rank, it is attention as any other. Within a
+    `LanguageModel`, each rank has to say where its tokens stand, see `TokensBefore`, or it
+    counts positions from 0.
 
     Args:
         causal, scale, window, group: as for `head_attention`.

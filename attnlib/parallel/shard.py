@@ -6,6 +6,7 @@ It is called on each rank of a group of `torch.distributed`, by all of them.
 Derived in chapter 25, "Heads, layers, copies" (book/25_heads_layers_copies.ipynb).
 """
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -107,7 +108,8 @@ def split_projection(
             parameter = getattr(layer, key)
             if parameter is not None:
                 dealt = distribute_tensor(parameter.data, mesh, [placement])
-                layer.register_parameter(key, nn.Parameter(dealt))
+                dealt = nn.Parameter(dealt, requires_grad=parameter.requires_grad)
+                layer.register_parameter(key, dealt)
 
     return distribute_module(
         module,
@@ -142,7 +144,8 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
         mesh: of one dimension, with P ranks.
 
     Returns:
-        The model. All ranks give it the same tokens and get the same logits.
+        The model. All ranks give it the same tokens and get the same logits. An optimizer
+        is made afterwards: the parameters are others.
 
     Raises:
         ValueError: on every rank: not a `LanguageModel`, or with another feed-forward
@@ -170,21 +173,35 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
         parallelize_module(block, mesh, plan)
         block.attention.num_heads //= mesh.size()  # of this rank
         block.attention.num_kv_heads //= mesh.size()
-    for parameter in model.parameters():  # of those that stay whole, rank 0's
-        if not isinstance(parameter, DTensor):
-            dist.broadcast(parameter.data, group=mesh.get_group(), group_src=0)
+    broadcast_first(model, mesh)
     return model
 
 
+def broadcast_first(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Gives all ranks of a mesh the weights of its first, but for what is split over it.
+
+    Source: chapter 25.
+    """
+    for x in model.parameters():
+        if not isinstance(x, DTensor):
+            dist.broadcast(x.data, group=mesh.get_group(), group_src=0)
+        elif x.device_mesh != mesh:
+            dist.broadcast(x.to_local(), group=mesh.get_group(), group_src=0)
+
+
 def refuse_other_model(model: nn.Module) -> list[object]:
-    """Refuses what is no `LanguageModel`; returns the names and shapes of its parameters.
+    """Refuses what is no `LanguageModel`; returns what all ranks must share of it.
 
     Source: chapter 25.
     """
     if not isinstance(model, LanguageModel):
         got = type(model).__name__
         raise TypeError(f"model: expected a LanguageModel, got a {got}")
-    return [(name, *x.shape, x.dtype) for name, x in model.named_parameters()]
+    learned = [
+        f"{name} {tuple(x.shape)} {x.dtype}{' frozen' * (not x.requires_grad)}"
+        for name, x in model.named_parameters()
+    ]
+    return [*learned, re.sub(r" at 0x\w+", "", str(model))]  # a group has another address
 
 
 def refuse_unsplit_block(block: nn.Module, ranks: int) -> None:
@@ -200,10 +217,16 @@ def refuse_unsplit_block(block: nn.Module, ranks: int) -> None:
     for name, count in (counts | {"d_ff": network.linear_1.out_features}).items():
         if count % ranks:
             raise ValueError(f"{name}: expected a multiple of {ranks} ranks, got {count}")
-    if ranks > 1 and isinstance(attention.attention, nn.ModuleList):
+    if ranks == 1:
+        return
+    if isinstance(attention.attention, nn.ModuleList):
         raise ValueError("model: expected one attention for all heads, got a list")
-    if ranks > 1 and (block.dropout or network.dropout):
-        raise ValueError(f"dropout: expected 0, got {block.dropout or network.dropout}")
+    if any(True for _ in attention.attention.parameters()):
+        got = type(attention.attention).__name__
+        raise ValueError(f"model: expected an attention without parameters, got a {got}")
+    dropouts = block.dropout, network.dropout, getattr(attention.attention, "dropout", 0)
+    if any(dropouts):
+        raise ValueError(f"dropout: expected 0, got {max(dropouts)}")
 
 
 def share_copies(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
@@ -214,13 +237,15 @@ def share_copies(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     that of its part.
 
     Args:
-        model: a `LanguageModel`, perhaps after `split_layers`; it is changed.
+        model: a `LanguageModel`, perhaps after `split_layers`; it is changed, and rank 0's
+            weights are taken. An optimizer is made afterwards: the parameters are others.
         mesh: of one dimension: all ranks that have a copy and texts, or parts of texts, of
             their own.
 
     Source: chapter 25, eq-weighted-mean; Zhao et al. (2023).
     """
     agree_after("share_copies", lambda: refuse_other_model(model), mesh.get_group())
+    broadcast_first(model, mesh)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -259,4 +284,5 @@ def token_mean(
     total, tokens = sums.unbind()
     if not tokens:
         raise ValueError("losses: expected a token on some rank, got none")
-    return losses.sum() * (ranks / tokens.item()), (total / tokens).to(losses.dtype)
+    loss = (losses * (ranks / tokens.item())).sum()
+    return loss, (total / tokens).to(losses.dtype)
