@@ -204,13 +204,14 @@ class RingPlan(NamedTuple):
 
 
 def halves(part: slice) -> list[slice]:
-    """Two slices in the place of one, or the same one if it has a single token.
+    """Two slices in the place of one, or the same one if it has no more than MIXED tokens.
 
     Source: chapter 24, eq-zigzag.
     """
+    if part.stop - part.start <= MIXED:
+        return [part]
     middle = (part.start + part.stop + 1) // 2
-    cuts = [slice(part.start, middle), slice(middle, part.stop)]
-    return cuts if middle < part.stop else cuts[:1]
+    return [slice(part.start, middle), slice(middle, part.stop)]
 
 
 def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tensor:
