@@ -7,7 +7,6 @@ chapter.
 
 from attnlib.parallel.checkpoints import load_checkpoint, save_checkpoint
 from attnlib.parallel.collectives import (
-    RankError,
     Traffic,
     add_up,
     agree,
@@ -18,11 +17,11 @@ from attnlib.parallel.collectives import (
     rank_gradients,
     reduce_scatter,
     replicate,
-    run,
     shift,
 )
 from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
 from attnlib.parallel.places import shard_positions
+from attnlib.parallel.processes import RankError, run
 from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     SplitColumns,

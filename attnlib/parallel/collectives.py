@@ -6,241 +6,18 @@ pairing of a list of tensors, one a rank, is the sum of the ranks' pairings; the
 each collective is its transpose, which is a collective again. Every function checks first
 that the ranks ask for the same, and refuses on all of them where they do not.
 
-`run` calls a function in several processes of this machine, with the group made.
-
 Derived in chapter 23, "Many processes" (book/23_many_processes.ipynb).
 """
 
 import hashlib
-import os
-import pickle
-import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import timedelta
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch import multiprocessing as mp
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
-
-Report = tuple[float, str, Any]  # when, "done", "raised" or "late", and what
-
-GRACE = 1.0  # seconds that the other ranks have to report, after the first failure
-
-
-class RankError(RuntimeError):
-    """What `run` raises: some ranks raised, died, or did not come.
-
-    Attributes:
-        ranks: those at fault, as far as can be told, in order.
-
-    Source: chapter 23.
-    """
-
-    def __init__(self, message: str, ranks: Sequence[int]) -> None:
-        super().__init__(message, list(ranks))
-        self.ranks = list(ranks)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-def run(
-    function: Callable[..., Any],
-    ranks: int,
-    *args: Any,
-    timeout: int | float = 60.0,
-    start: str | None = None,
-) -> list[Any]:
-    """Calls function(rank, *args) in each of `ranks` processes, which form a group.
-
-    Args:
-        function: called with the rank first. Where processes are spawned, it must be one
-            that another process can import.
-        ranks: how many processes P.
-        args: handed to each of them.
-        timeout: seconds for all of it. A rank that has not returned by then is named.
-        start: "fork" or "spawn". None: fork on Linux, where a function of a notebook works,
-            if CUDA has not been used; otherwise spawn.
-
-    Returns:
-        What the ranks returned, in their order. It is pickled on the way.
-
-    Raises:
-        ValueError: not a positive number of ranks or seconds, or an unknown start.
-        RankError: a rank raised, died or did not return in time. None is left behind.
-
-    Source: chapter 23. The group is of gloo, on this machine's CPU, with one thread a rank.
-    """
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise ValueError(f"ranks: expected a positive integer, got {ranks!r}")
-    if not timeout > 0:
-        raise ValueError(f"timeout: expected a positive number of seconds, got {timeout}")
-    if start not in (None, "fork", "spawn"):
-        raise ValueError(f'start: expected "fork", "spawn" or None, got {start!r}')
-    forked = sys.platform == "linux" and not torch.cuda.is_initialized()
-    context = mp.get_context(start or ("fork" if forked else "spawn"))
-    deadline = time.monotonic() + timeout
-    pipes, processes = [], []
-    with TemporaryDirectory() as folder:
-        try:
-            for rank in range(ranks):
-                here, there = context.Pipe()
-                pipes.append(here)
-                inputs = (there, str(Path(folder, "ranks")), rank, ranks, deadline)
-                process = context.Process(
-                    target=rank_main, args=(*inputs, function, args), daemon=True
-                )
-                process.start()
-                processes.append(process)
-                there.close()
-            reports = collect(pipes, deadline)
-            for pipe in pipes:  # nobody leaves before all have reported
-                with suppress(OSError):
-                    pipe.send("go")
-            if all(kind == "done" for _, kind, _ in reports):
-                for process in processes:
-                    process.join(GRACE)
-        finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.join()
-            for pipe in pipes:
-                pipe.close()
-    codes = [process.exitcode for process in processes]
-    refuse_failed_ranks(reports, codes, timeout)
-    return [pickle.loads(what) for _, _, what in reports]
-
-
-def collect(pipes: Sequence[Connection], deadline: float) -> list[Report]:
-    """One report of each rank, or of those that came before the time was up.
-
-    A process that ends without a report has "died"; one that says nothing is "silent".
-
-    Source: chapter 23.
-    """
-    reports: list[Report | None] = [None] * len(pipes)
-    until = deadline + GRACE
-    while None in reports:
-        open_pipes = [p for p, r in zip(pipes, reports, strict=True) if r is None]
-        ready = wait(open_pipes, max(0.0, until - time.monotonic()))
-        if not ready:
-            break
-        for pipe in ready:
-            rank = pipes.index(pipe)
-            try:
-                reports[rank] = pipe.recv()
-            except (EOFError, OSError):
-                reports[rank] = time.monotonic(), "died", None
-            if reports[rank][1] != "done":
-                until = min(until, time.monotonic() + GRACE)
-    silent = time.monotonic(), "silent", None
-    return [silent if report is None else report for report in reports]
-
-
-def refuse_failed_ranks(
-    reports: Sequence[Report], codes: Sequence[int | None], timeout: int | float
-) -> None:
-    """Raises RankError where a rank raised, died or did not return in time.
-
-    The fault is laid on the ranks that died; else on the first that raised; else on those
-    that were late without waiting for the others.
-
-    Source: chapter 23.
-    """
-    kinds = [kind for _, kind, _ in reports]
-    bad = [rank for rank, kind in enumerate(kinds) if kind != "done"]
-    if not bad:
-        return
-    dead = [rank for rank in bad if kinds[rank] == "died"]
-    raised = sorted((r for r in bad if kinds[r] == "raised"), key=lambda r: reports[r][0])
-    lines = [f"rank {r} died (exit code {codes[r]})" for r in dead]
-    if not dead:
-        lines += [f"rank {r} raised\n{reports[r][2]}".rstrip() for r in raised[:1]]
-    for r in raised if dead else raised[1:]:
-        lines.append(f"rank {r} then raised {reports[r][2].splitlines()[-1]}")
-    if dead or raised:
-        ranks = dead or [r for r in raised if reports[r][2] == reports[raised[0]][2]]
-        raise RankError("\n".join(lines), sorted(ranks))
-    waiting = [r for r in bad if kinds[r] == "late" and reports[r][2][1]]
-    missing = [r for r in bad if r not in waiting] or bad
-    for rank in missing + [r for r in waiting if r not in missing]:
-        where = reports[rank][2][0] if kinds[rank] == "late" else "silent"
-        verb = "waits in" if rank in waiting else "did not come:"
-        lines.append(f"rank {rank} {verb} {where}")
-    lines += [f"rank {r} had returned" for r, kind in enumerate(kinds) if kind == "done"]
-    raise RankError(f"after {timeout} s\n" + "\n".join(lines), missing)
-
-
-def rank_main(
-    pipe: Connection,
-    file: str,
-    rank: int,
-    ranks: int,
-    deadline: float,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    """What a process of `run` does: joins the group, calls, reports, waits for the others.
-
-    Source: chapter 23.
-    """
-    lock = threading.Lock()
-
-    def report(kind: str, what: Any) -> None:
-        with lock:
-            pipe.send((time.monotonic(), kind, what))
-
-    main, of = threading.main_thread().ident, getattr(function, "__code__", None)
-    of = of.co_filename if of else ""
-    threading.Thread(target=watch, args=(main, of, deadline, report), daemon=True).start()
-    torch.set_num_threads(1)
-    try:
-        patience = timedelta(seconds=max(1.0, deadline - time.monotonic()) + 60)
-        store = dist.FileStore(file, ranks)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=ranks, timeout=patience
-        )
-        kind, what = "done", pickle.dumps(function(rank, *args))
-    except BaseException:
-        kind, what = "raised", traceback.format_exc()
-    report(kind, what)
-    with suppress(EOFError, OSError):
-        pipe.recv()
-
-
-def watch(
-    main: int,
-    file: str,
-    deadline: float,
-    report: Callable[[str, tuple[str, bool]], None],
-) -> None:
-    """Ends this process with its parent; says at the deadline where its rank stands.
-
-    Source: chapter 23.
-    """
-    parent = parent_process()
-    sentinels = [parent.sentinel] if parent else []
-    while (left := deadline - time.monotonic()) > 0:
-        if wait(sentinels, left):
-            os._exit(1)
-    frames = traceback.extract_stack(sys._current_frames()[main])
-    places = [Path(frame.filename) for frame in frames]
-    inside = any(place.parts[-3:-1] == ("torch", "distributed") for place in places)
-    at = next((f for f in reversed(frames) if f.filename == file), frames[-1])
-    report("late", (f"{at.name}, line {at.lineno}", inside))
 
 
 def world(group: ProcessGroup | None = None) -> tuple[ProcessGroup, int, int]:
@@ -304,6 +81,51 @@ def agree(
     raise ValueError(f"{what}: the ranks disagree: " + "; ".join(lines))
 
 
+def agree_after(
+    what: str, check: Callable[[], Sequence[object]], group: ProcessGroup | None = None
+) -> None:
+    """Raises on every rank what is wrong on one, so that no rank waits for another.
+
+    Args:
+        what: the operation, for the message.
+        check: looks at what this rank has; raises, or returns what must be the same on
+            each rank.
+        group: the ranks; None for all. With one rank, or without a group, `check` is
+            called, and what it raises is raised.
+
+    Raises:
+        ValueError: on every rank: `check` raised on some rank, or the ranks disagree.
+
+    Source: chapter 23.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        check()
+        return
+    facts: Sequence[object] = ()
+    problem = ""
+    try:
+        facts = check()
+    except Exception as error:  # whatever it is, the others must not wait
+        problem = str(error) or type(error).__name__
+    agree(what, facts, group, problem)
+
+
+def refuse_other_device(name: str, x: Tensor, group: ProcessGroup | None) -> None:
+    """Refuses a tensor on a device between whose ranks the group does not carry.
+
+    Raises:
+        ValueError: it is on another device.
+
+    Source: chapter 23.
+    """
+    backend = str(dist.get_backend(group))
+    carried = {"gloo": "cpu", "nccl": "cuda"}
+    devices = [device for carrier, device in carried.items() if carrier in backend]
+    if devices and x.device.type not in devices:
+        expected = f"expected device {' or '.join(devices)} as the group"
+        raise ValueError(f"{name}: {expected}, got {x.device}")
+
+
 def agree_on(
     what: str, x: Tensor, group: ProcessGroup, *facts: object, divided: int | None = None
 ) -> None:
@@ -317,15 +139,14 @@ def agree_on(
     Source: chapter 23.
     """
     problem, about = "", ()
-    backend, ranks = str(dist.get_backend(group)), dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     if not isinstance(x, Tensor):
         problem = f"x: expected a tensor, got {type(x).__name__}"
     else:
-        carried = {"gloo": "cpu", "nccl": "cuda"}
-        devices = [device for name, device in carried.items() if name in backend]
-        if devices and x.device.type not in devices:
-            problem = f"x: expected device {' or '.join(devices)} as the group, "
-            problem += f"got {x.device}"
+        try:
+            refuse_other_device("x", x, group)
+        except ValueError as error:
+            problem = str(error)
         for dim in facts:
             if isinstance(dim, int) and not problem and not -x.ndim <= dim < x.ndim:
                 problem = f"dim: expected a dimension of shape {tuple(x.shape)}, got {dim}"
@@ -631,7 +452,8 @@ def rank_gradients(
     Source: eq-pairing-ranks, chapter 23; eq-finite-difference, chapter 10.
     """
     group, rank, ranks = world(group)
-    inputs = tuple(x.detach().clone().requires_grad_() for x in inputs)
+    copies = (x.detach().clone(memory_format=torch.contiguous_format) for x in inputs)
+    inputs = tuple(x.requires_grad_() for x in copies)
     out = function(*inputs)
     draw = torch.Generator().manual_seed(rank)
     weight = torch.randn(out.shape, generator=draw, dtype=out.dtype).to(out.device)
@@ -650,13 +472,12 @@ def rank_gradients(
         for owner in range(ranks):
             for x, slope in zip(inputs, near, strict=True):
                 for i in range(x.numel()):
-                    sides = []
-                    for sign in (1, -1):
-                        old = x.view(-1)[i].clone()
-                        if rank == owner:
-                            x.view(-1)[i] += sign * step
-                        sides.append(loss())
-                        x.view(-1)[i] = old
+                    old, move = x.view(-1)[i].item(), step * (rank == owner)
+                    x.view(-1)[i] = old + move
+                    above = loss()
+                    x.view(-1)[i] = old - move
+                    rise = above - loss()
+                    x.view(-1)[i] = old
                     if rank == owner:
-                        slope.view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
+                        slope.view(-1)[i] = rise / (2 * step)
     return exact, near

@@ -59,7 +59,6 @@ DEFAULTS = {
     "parallel.collectives.post_shift": {"hops": 1},
     "parallel.collectives.rank_gradients": {"step": 1e-6},
     "parallel.collectives.reduce_scatter": {"dim": 0},
-    "parallel.collectives.run": {"timeout": 60.0},
     "parallel.collectives.shift": {"hops": 1},
     "llama.Llama": {
         **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},
@@ -87,6 +86,7 @@ DEFAULTS = {
     "parallel.places.Rule": {"causal": False},
     "parallel.places.hops_needed": {"pieces": 8},
     "parallel.places.shard_positions": {"order": "zigzag"},
+    "parallel.processes.run": {"timeout": 60.0},
     "parallel.ring.RingAttention": {"causal": False, "order": "contiguous"},
     "parallel.ring.ring_attention": {"causal": False, "return_lse": False},
     "parallel.heads.HeadAttention": {"causal": False},
