@@ -1,31 +1,33 @@
-"""Libraries that only some chapters need: which of them are not installed here."""
+"""What only some chapters need: which of it is not here."""
 
 from __future__ import annotations
 
-import ast
+import sys
 from importlib.util import find_spec
 from typing import Any
 
-from bookkit.grammar import only_python
-from workkit.closure import is_import
+from workkit.closure import imported
 from workkit.earlier import called
+from workkit.ranks import starts_processes
 
 SOME = ("safetensors", "tokenizers", "transformers")
 GET = "python -m pip install -r requirements.txt"
+FORK = "a system that can copy a process"
 
 
 def absent(known: dict[str, Any]) -> list[str]:
-    """Those that the cells of a chapter import and that are not here."""
-    trees = [ast.parse(only_python(cell["source"])) for cell in known["cells"]]
-    imports = [n for tree in trees for n in ast.walk(tree) if is_import(n)]
-    names = {n.module or "" for n in imports if isinstance(n, ast.ImportFrom)}
-    names |= {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
-    wanted = {name.partition(".")[0] for name in names}
-    return [name for name in SOME if name in wanted and find_spec(name) is None]
+    """The libraries that the cells of a chapter import and that are not here, and FORK."""
+    wanted = {name.partition(".")[0] for name in imported(known["cells"])}
+    lacking = [name for name in SOME if name in wanted and find_spec(name) is None]
+    copied = sys.platform == "linux" or not starts_processes(known["cells"])
+    return lacking if copied else [*lacking, FORK]
 
 
 def asked(key: str, names: list[str]) -> str:
     """One line for the reader."""
+    if FORK in names:
+        where = "they run on Linux, or on Windows in WSL"
+        return f"The checks of {called(key)} start copies of a process: {where}"
     *most, last = names
     list_, is_ = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
     where = called(key)

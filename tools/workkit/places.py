@@ -12,7 +12,12 @@ from pathlib import Path
 
 def place_of(error: BaseException, cells: Iterable[str] = ()) -> str:
     """The last line that was running in the reader's cells, or in the package."""
-    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    return place_in(traceback.extract_tb(error.__traceback__), cells)
+
+
+def place_in(frames: list[traceback.FrameSummary], cells: Iterable[str] = ()) -> str:
+    """The same, of the lines that were running."""
+    frames = frames[::-1]
     for frame in frames:
         if (name := frame.filename.strip("<>")) in cells:
             return f"in line {frame.lineno} of your {name}: {frame.line}"

@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bookkit.grammar import only_python
 from bookkit.stage import used
 from workkit.closure import is_check, is_import, needed
+from workkit.ranks import watch_ranks
 from workkit.tracing import Tracer
 from workkit.values import digits
-
-STUCK = 97  # the status of a process that has ended itself
 
 
 def main() -> None:
@@ -86,6 +85,7 @@ def run(cells: list[dict], owner: dict[str, str], tell: Any, then: Any = None) -
 
     `then` is called before the exercises, in their place.
     """
+    watch_ranks(cells)
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     tracer = Tracer(module.__dict__, owner)

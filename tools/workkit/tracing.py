@@ -10,18 +10,17 @@ from __future__ import annotations
 import ast
 import linecache
 import symtable
-import traceback
 from typing import Any
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
-from workkit.places import place_of, raised_in
+from workkit.places import place_in, raised_in
+from workkit.raised import raised, running
+from workkit.ranks import left_word
 from workkit.sides import differences, looked_at, sides, unseen
 from workkit.values import CARRY_NOTHING, apart, digits, holds
-
-YOURS = "yours to write"
 
 
 class Tracer:
@@ -74,6 +73,7 @@ class Tracer:
             tree = Soft().visit(tree)
         code = compile(ast.fix_missing_locations(tree), file, "exec")
         before = len(self.notes)
+        left_word()  # of what was caught
         try:
             exec(code, self.namespace)
             called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
@@ -93,21 +93,16 @@ class Tracer:
         return behind | {self.owner[name] for name in names if name in self.owner}
 
     def failure(self, text: str, error: BaseException) -> None:
-        said = str(error)
-        kind = "failed" if isinstance(error, AssertionError) else "raised"
-        if isinstance(error, NameError) and getattr(error, "name", "") in self.lost:
-            kind = "skipped"
-        if isinstance(error, NotImplementedError) and YOURS in said:
-            kind = "unwritten"
-        name = type(error).__name__
-        came = said if kind == "failed" else f"{name}: {said}"
-        known = [name, digits(said[:400])]
+        came = raised(error)
+        kind = came.kind(self.lost)
+        said = came.said if kind == "failed" else f"{came.name}: {came.said}"
+        known = [came.name, digits(came.stuck or came.said[:400])]
         more: dict[str, Any] = {"place": ""}
-        if kind == "raised":
-            more["place"] = place_of(error, self.owner.values())
-            frames = traceback.extract_tb(error.__traceback__)
-            more["running"] = [frame.filename.strip("<>") for frame in frames]
-        self.note(kind, text, came=came[:400], digits=known, **more)
+        if kind in ("raised", "unwritten"):
+            more["running"] = running(came.frames)
+            mine = [n for n in self.owner.values() if n in more["running"]]
+            more["place"] = place_in(came.frames, mine[-1:] if came.stuck else mine)
+        self.note(kind, text, came=said[:400], digits=known, **more)
 
     def seen(self, text: str, form: str, names: dict, work: Any, message: Any) -> None:
         """What an assertion calls in place of raising: `work` gives its parts.
