@@ -21,7 +21,7 @@ from workkit.places import place_in, raised_in
 from workkit.raised import raised, running
 from workkit.ranks import left_word
 from workkit.sides import differences, looked_at, sides, unseen
-from workkit.values import CARRY_NOTHING, apart, digits, holds
+from workkit.values import CARRY_NOTHING, NO_STATE, apart, digits, holds
 
 
 class Tracer:
@@ -64,8 +64,9 @@ class Tracer:
             self.note("skipped", text)
             return
         plain = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
-        calls = {*self.owner} - plain if definition else set()  # it will, and changes none
-        for name in makes - calls:
+        calls = {*self.owner} if definition else set()  # it will, and changes none
+        calls |= {n for n in makes if isinstance(self.namespace.get(n), NO_STATE)}
+        for name in makes - (calls - plain):
             kept = set() if name in plain else self.behind.get(name, set())
             self.behind[name] = behind | kept
         self.lost -= makes

@@ -6,7 +6,7 @@ import math
 import operator
 import random
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ OPERATORS = {
     "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
 }  # fmt: skip
 # A call may change what it names, but through these no value of the reader's comes back.
+NO_STATE = FunctionType, type  # these, no call changes
 CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
 
