@@ -1,115 +1,151 @@
-"""How well a ring of ranks is used: time of a step of attention on P ranks, against one.
+"""A ring of ranks: memory of a rank against the length, and time beside that of one rank.
 
-Each rank is a process with one thread, on one machine, with gloo; the text grows with the
-ranks, c tokens each, or stays, n tokens in all. Forward and backward, causal, by order of
-the shards. From latency and bandwidth, which are measured by hops of two sizes, and from
-the time of one square of c queries and c keys, a model says what it should take; where it
-is right about the ranks that are here, it is asked about more.
+Each rank is a process of this machine with one thread; messages go by gloo. Everything is
+causal, in float32.
 
-    python benchmarks/ring.py            writes results/ring.json
-    python benchmarks/ring.py --json     prints it
+- hops: seconds between two ranks, for several sizes; from them latency and bandwidth.
+- times, for c tokens of a rank and each order: one text of 2c tokens on one rank and on
+  two, forward, and with backward. And the parts of the forward pass by themselves, the
+  pairs with a rank's own keys and with those of the other, while both ranks compute and
+  nothing travels: of these chapter 24 makes a model, for two ranks and for more.
+- memory: the peak of the resident memory of a rank above its inputs, forward and backward,
+  for whole texts of several lengths on 1, 2 and 4 ranks, of one head.
+
+    python benchmarks/ring.py            writes results/ring.json; needs Linux, for memory
 """
 
 import argparse
-import json
-import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from machine import describe
+from paired import write_record
 
-from attnlib import flash_attention, parallel
+from attnlib import parallel
+from attnlib.parallel.places import ORDERS
 
 HEADS, KV_HEADS, FEATURES = 8, 2, 64
-ORDERS = ("contiguous", "zigzag", "striped")
+SIZES = tuple(4**k for k in range(5, 13))  # bytes of a hop
 
 
-def median_time(function, repeats=5):
-    """Seconds of the slowest rank, median of some calls; a first one is not counted."""
+def fastest(work: Callable[[], object], rounds: int) -> float:
+    """Seconds of the slowest rank, in the fastest call; a first one is not counted."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(rounds + 1):
         dist.barrier()
         start = time.perf_counter()
-        function()
-        took = torch.tensor(time.perf_counter() - start)
+        work()
+        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
         dist.all_reduce(took, dist.ReduceOp.MAX)
         times.append(took.item())
-    return statistics.median(times[1:])
+    return min(times[1:])
 
 
-def shard(rank, ranks, tokens, order):
-    """Query, key and value of a rank, and their positions."""
-    torch.manual_seed(rank)
-    shapes = [(heads, tokens, FEATURES) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
-    return inputs, parallel.shard_positions(ranks * tokens, ranks, rank, order)
+def attention(
+    positions: tuple[torch.Tensor, torch.Tensor],
+    backward: bool = True,
+    group: dist.ProcessGroup | None = None,
+    heads: tuple[int, int] = (HEADS, KV_HEADS),
+) -> Callable[[], None]:
+    """A call for the tokens at some positions of queries and keys."""
+    tokens = [len(x) for x in positions]
+    shapes = [(heads[0], tokens[0], FEATURES), *[(heads[1], tokens[1], FEATURES)] * 2]
+    inputs = [torch.randn(shape, requires_grad=backward) for shape in shapes]
+
+    def call() -> None:
+        output = parallel.ring_attention(*inputs, positions, causal=True, group=group)
+        if backward:
+            output.backward(torch.ones_like(output))
+
+    return call
 
 
-def ring_times(rank, tokens):
-    """Seconds forward and with backward, for each order."""
+def hop_times(rank: int, rounds: int) -> list[dict[str, float]]:
+    """Seconds of a hop, for each number of bytes."""
+    rows = []
+    for size in SIZES:
+        row = torch.zeros(size // 4)
+        took = fastest(lambda row=row: parallel.post_shift((row,))(), 2 * rounds)
+        rows.append({"bytes": size, "seconds": took})
+    return rows
+
+
+def whole_times(rank: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Seconds of one rank for a whole text."""
+    text = (torch.arange(tokens),) * 2
+    return {
+        "whole": fastest(attention(text, False), rounds),
+        "whole_both": fastest(attention(text), rounds),
+    }
+
+
+def ring_times(rank: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
+    """For each order, seconds of both ranks: in the ring, and for the parts of a step."""
+    alone = [dist.new_group([r]) for r in range(2)][rank]
     found = {}
     for order in ORDERS:
-        inputs, places = shard(rank, dist.get_world_size(), tokens, order)
-
-        def forward(inputs=inputs, places=places):
-            return parallel.ring_attention(*inputs, places, causal=True)
-
-        def both(forward=forward):
-            forward().sum().backward()
-
-        found[order] = {"forward": median_time(forward), "both": median_time(both)}
+        places = [parallel.shard_positions(2 * tokens, 2, r, order) for r in range(2)]
+        mine = (places[rank], places[rank])
+        late, early = places[1], places[0]  # rank 1 sees keys of rank 0 in every order
+        found[order] = {
+            "ring": fastest(attention(mine, False), rounds),
+            "own": fastest(attention((late, late), False, alone), rounds),
+            "other": fastest(attention((late, early), False, alone), rounds),
+            "ring_both": fastest(attention(mine), rounds),
+        }
     return found
 
 
-def hop_times(rank, sizes=(1 << 10, 1 << 24)):
-    """Latency in seconds and bandwidth in bytes a second, by hops of two sizes."""
-    took = []
-    for size in sizes:
-        row = torch.zeros(size // 4)
-        took.append(median_time(lambda row=row: parallel.post_shift((row,))(), repeats=9))
-    bandwidth = (sizes[1] - sizes[0]) / (took[1] - took[0])
-    return {"latency": max(0.0, took[0] - sizes[0] / bandwidth), "bandwidth": bandwidth}
+def status(name: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise ValueError(f"no {name} in /proc/self/status")
 
 
-def square_time(rank, tokens):
-    """Seconds of one rank for c queries and c keys, all of which they see."""
-    (query, key, value), _ = shard(rank, 1, tokens, "contiguous")
-    key, value = (x.repeat_interleave(HEADS // KV_HEADS, dim=0) for x in (key, value))
-    with torch.no_grad():
-        return median_time(lambda: flash_attention(query, key, value))
+def memory(rank: int, tokens: int) -> float:
+    """MiB of this rank's peak above its inputs, for one head and its part of a text."""
+    ranks = dist.get_world_size()
+    places = parallel.shard_positions(64 * ranks, ranks, rank)
+    attention((places, places), heads=(1, 1))()  # libraries are loaded
+    places = parallel.shard_positions(tokens, ranks, rank)
+    call = attention((places, places), heads=(1, 1))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status("VmRSS")
+    call()
+    return (status("VmHWM") - before) / 1024
 
 
-def modeled(ranks, tokens, square, hop):
-    """Efficiency forward, in zigzag: half a square a step, its hop hidden or waited for."""
-    message = 2 * KV_HEADS * tokens * FEATURES * 4
-    sending = hop["latency"] + message / hop["bandwidth"]
-    steps = square / 2 + (ranks - 1) * max(square / 2, sending)
-    return ranks * square / 2 / steps
-
-
-def main():
-    """Measures, models, and writes or prints the record."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print it instead")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a rank")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    given = parser.parse_args()
-    alone = parallel.run(square_time, 1, given.tokens)[0]
-    hop = parallel.run(hop_times, 2)[0]
-    record = {"machine": describe(), "tokens": given.tokens, "square": alone, "hop": hop}
-    record["ring"] = {
-        ranks: parallel.run(ring_times, ranks, given.tokens, timeout=600)[0]
-        for ranks in given.ranks
-    }
-    many = (*given.ranks, 8, 64, 1024)
-    record["model"] = {p: modeled(p, given.tokens, alone, hop) for p in many}
-    text = json.dumps(record, indent=2) + "\n"
-    if given.json:
-        print(text)
-    else:
-        Path(__file__).with_name("results").joinpath("ring.json").write_text(text)
+def main() -> None:
+    """Measures and writes the record."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024])
+    options.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
+    given = options.parse_args()
+    hops = parallel.run(hop_times, 2, given.rounds, timeout=600)[0]
+    first, last = hops[0], hops[-1]
+    bandwidth = (last["bytes"] - first["bytes"]) / (last["seconds"] - first["seconds"])
+    record = {"heads": HEADS, "kv_heads": KV_HEADS, "features": FEATURES}
+    record |= {"rounds": given.rounds, "hops": hops, "bandwidth": bandwidth}
+    record |= {"latency": first["seconds"], "times": [], "memory": []}
+    for tokens in given.tokens:
+        whole = parallel.run(whole_times, 1, 2 * tokens, given.rounds, timeout=600)[0]
+        found = parallel.run(ring_times, 2, tokens, given.rounds, timeout=600)[0]
+        for order, times in found.items():
+            row = {"tokens": tokens, "order": order, **whole, **times}
+            record["times"].append(row)
+            print(row, flush=True)
+    for tokens in given.lengths:
+        for ranks in (1, 2, 4):
+            peaks = parallel.run(memory, ranks, tokens, timeout=600)
+            row = {"tokens": tokens, "ranks": ranks, "mib": round(max(peaks), 1)}
+            record["memory"].append(row)
+            print(row, flush=True)
+    write_record("ring", record)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@
 Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
@@ -23,204 +23,14 @@ from attnlib.checks import (
     require_window,
 )
 from attnlib.flash.operators import flash_backward, flash_forward
-from attnlib.flash.tiles import LOG2E, mask_tile, row_blocks
+from attnlib.flash.tiles import LOG2E, mask_tile
 from attnlib.grouped_query import add_sink
-from attnlib.masks import Mask, both_masks
+from attnlib.masks import Mask
 from attnlib.online_softmax import merge_outputs
 from attnlib.parallel.collectives import agree, post_shift
+from attnlib.parallel.places import RingPlan, Rule, hops_needed, shard_positions
 
-ORDERS = ("contiguous", "zigzag", "striped")
 PLACES = ("positions", "documents")  # what a token has that does not travel with it
-TILE = 1024  # queries and keys whose mask is formed at once
-
-
-def shard_positions(
-    tokens: int, ranks: int, rank: int, order: str = "zigzag"
-) -> Int[Tensor, " shard"]:
-    """The places in the whole text of the tokens that one rank holds.
-
-    Args:
-        tokens: number of tokens of the whole text, a multiple of ranks, and of 2 · ranks
-            in the order "zigzag".
-        ranks: number of ranks P.
-        rank: which of them.
-        order: "contiguous", one piece after the other; "zigzag", of 2P pieces the one with
-            the number of the rank, and the one as far from the end; "striped", every P-th
-            token.
-
-    Returns:
-        tokens / ranks positions: `x[..., positions, :]` is the shard of this rank.
-
-    Raises:
-        ValueError: an unknown order, a rank out of range, or tokens that can't be shared
-            equally.
-
-    Source: chapter 24, eq-balance, eq-zigzag; Brandon et al. (2023) for stripes.
-    """
-    if order not in ORDERS:
-        expected = ", ".join(map(repr, ORDERS))
-        raise ValueError(f"order: expected one of {expected}, got {order!r}")
-    if ranks < 1 or not 0 <= rank < ranks:
-        raise ValueError(f"rank: expected 0 to {ranks - 1}, got {rank}")
-    pieces = 2 * ranks if order == "zigzag" and ranks > 1 else ranks
-    if tokens % pieces:
-        raise ValueError(f"tokens: expected a multiple of {pieces}, got {tokens}")
-    text = torch.arange(tokens)
-    if order == "striped":
-        return text[rank::ranks]
-    if pieces == ranks:
-        return text.chunk(ranks)[rank] if tokens else text
-    first, last = (text.view(pieces, -1)[i] for i in (rank, pieces - 1 - rank))
-    return torch.cat([first, last])
-
-
-def ranges(places: Int[Tensor, "*ranks two tokens"]) -> Int[Tensor, "*ranks 2 two"]:
-    """The lowest and the highest of the positions, and of the documents, of some tokens.
-
-    Source: chapter 24, eq-rule.
-    """
-    return torch.stack(places.aminmax(dim=-1), dim=-2)
-
-
-class Rule(NamedTuple):
-    """Which query may see which key: by their places in the text, not by where they are.
-
-    A token has two numbers, its position and its document, as a column of `places`.
-
-    Args:
-        causal: whether a query sees the keys up to its own position only.
-        window: whether it sees those less than so many positions away only.
-
-    Source: chapter 24, eq-rule.
-    """
-
-    causal: bool = False
-    window: int | None = None
-
-    def allowed(
-        self, queries: Int[Tensor, "2 queries"], keys: Int[Tensor, "2 keys"]
-    ) -> Bool[Tensor, "queries keys"]:
-        """Pair by pair, True = may attend."""
-        ahead = queries[0, :, None] - keys[0]
-        allowed = queries[1, :, None] == keys[1]
-        if self.causal:
-            allowed &= ahead >= 0
-        if self.window is not None:
-            allowed &= ahead.abs() < self.window
-        return allowed
-
-    def verdict(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """By the `ranges` of two sets, (..., 2, 2): whether no pair may attend, or all may.
-
-        Both are False where the ranges do not tell.
-        """
-        least = queries[..., 0, :] - keys[..., 1, :]  # of position and document: how far
-        most = queries[..., 1, :] - keys[..., 0, :]  # a query is ahead of a key
-        never = (least[..., 1] > 0) | (most[..., 1] < 0)
-        always = (least[..., 1] == 0) & (most[..., 1] == 0)
-        least, most = least[..., 0], most[..., 0]
-        if self.causal:
-            never, always = never | (most < 0), always & (least >= 0)
-        if self.window is not None:
-            never = never | (least >= self.window) | (most <= -self.window)
-            always = always & (least > -self.window) & (most < self.window)
-        return never, always
-
-
-def hops_needed(
-    rule: Rule,
-    queries: Int[Tensor, "ranks 2 queries"],
-    keys: Int[Tensor, "ranks 2 keys"],
-    pieces: int = 8,
-) -> int:
-    """How often the keys must be passed on until every query has met all that it sees.
-
-    Args:
-        rule: which query may see which key.
-        queries: position and document of the queries of all ranks.
-        keys: the same of their keys.
-        pieces: into how many pieces a shard is cut to be looked at.
-
-    Returns:
-        A number below that of the ranks, the same on each of them.
-
-    Source: chapter 24, eq-ring, eq-window-hops.
-    """
-    ranks, most = len(keys), [min(pieces, x.shape[-1]) for x in (queries, keys)]
-    if 0 in most:
-        return 0
-    q, k = (
-        torch.stack([ranges(part) for part in x.tensor_split(count, dim=-1)])
-        for x, count in zip((queries, keys), most, strict=True)
-    )
-    never, _ = rule.verdict(q[:, None, :, None], k[:, None])
-    reader, owner = (~never).flatten(0, 1).any(dim=0).nonzero(as_tuple=True)
-    hops = (reader - owner) % ranks
-    return int(hops.max()) if hops.numel() else 0
-
-
-class RingPlan(NamedTuple):
-    """What a rank computes in each step of the ring, tile by tile.
-
-    Args:
-        rule: which query may see which key.
-        queries: position and document of this rank's queries, a row for each that it has.
-        keys: position and document of the keys of all ranks.
-        hops: how often the keys are passed on.
-        rank: the rank.
-        group: its group; `None` if nothing travels.
-        scale: factor on the scores.
-        device: where the masks of tiles are needed.
-
-    Source: chapter 24, eq-ring, eq-rule.
-    """
-
-    rule: Rule
-    queries: Int[Tensor, "2 queries"]
-    keys: Int[Tensor, "ranks 2 keys"]
-    hops: int
-    rank: int
-    group: dist.ProcessGroup | None
-    scale: float
-    device: torch.device
-
-    def tiles(
-        self, step: int, mask: Tensor | None
-    ) -> Iterator[tuple[slice, slice, Tensor | None, Tensor]]:
-        """Tiles of which a pair may attend: rows, columns, mask, and whose columns it has.
-
-        The keys are those of the rank so many hops behind. The mask of a tile is `None` if
-        all may attend. The last is the positions of its keys, which are columns of `mask`.
-        """
-        keys = self.keys[(self.rank - step) % len(self.keys)]
-        rows, cols = (list(row_blocks(x.shape[-1], TILE)) for x in (self.queries, keys))
-        if not rows or not cols:
-            return
-        q = torch.stack([ranges(self.queries[:, part]) for part in rows])
-        k = torch.stack([ranges(keys[:, part]) for part in cols])
-        never, always = (x.tolist() for x in self.rule.verdict(q[:, None], k))
-        for i, row in enumerate(rows):
-            for j, col in enumerate(cols):
-                if never[i][j]:
-                    continue
-                part = None if mask is None else columns(mask, row, keys[0, col])
-                if not always[i][j]:
-                    seen = self.rule.allowed(self.queries[:, row], keys[:, col])
-                    if not seen.any():
-                        continue
-                    part = both_masks(part, seen.to(self.device))
-                yield row, col, part, keys[0, col]
-
-
-def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tensor:
-    """The part of a mask for some queries, and the keys at some positions of the text.
-
-    Source: chapter 24, eq-rule.
-    """
-    mask = mask_tile(mask, rows, slice(None))
-    if mask.dim() > 0 and mask.shape[-1] > 1:
-        mask = mask[..., positions.to(mask.device)]
-    return mask
 
 
 class RingFunction(Function):
@@ -243,16 +53,20 @@ class RingFunction(Function):
         shape = (*query.shape[:-1], value.shape[-1])
         output = query.new_zeros(shape, dtype=wide)
         lse = query.new_full(shape[:-1], -torch.inf, dtype=wide)
+
+        def attend(k: Tensor, v: Tensor, rows: slice, cols: slice, seen: Any) -> Any:
+            tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+            tile = (*(x.to(wide) for x in tile), seen)
+            return flash_forward(*tile, False, plan.scale, None)[:2]
+
         k, v = key, value
         for step in range(plan.hops + 1):
             # Posted first: the next keys travel while these are used.
             arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
             for rows, cols, seen, _ in plan.tiles(step, mask):
-                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
-                tile = (*(x.to(wide) for x in tile), seen)
-                part = flash_forward(*tile, False, plan.scale, None)[:2]
                 old = output[..., rows, :], lse[..., rows]
-                output[..., rows, :], lse[..., rows] = merge_outputs(old, part)
+                new = merge_outputs(old, attend(k, v, rows, cols, seen))
+                output[..., rows, :], lse[..., rows] = new
             if arrived is not None:
                 k, v = arrived()
         ctx.plan = plan
@@ -273,29 +87,28 @@ class RingFunction(Function):
         # The level of the weights is final: no tile has to know of the others.
         top = (lse * LOG2E).clamp(min=torch.finfo(wide).min)
         one = torch.ones_like(top)
+
+        def gradients(
+            k: Tensor, v: Tensor, rows: slice, cols: slice, seen: Any, positions: Tensor
+        ) -> list[Tensor]:
+            tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+            kept = (output[..., rows, :], top[..., rows], one[..., rows])
+            came = (grad_output[..., rows, :], grad_lse[..., rows])
+            inputs = (*(x.to(wide) for x in tile), seen, *kept, *came, mask_too)
+            *parts, part_mask = flash_backward(*inputs, False, plan.scale, None)
+            if mask_too:
+                add_to_mask(grad_mask, part_mask, rows, positions)
+            return parts
+
         (k, v), added = (key, value), None
         for step in range(plan.hops + 1):
             arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
             grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (key, value))
-            for rows, cols, seen, positions in plan.tiles(step, mask):
-                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
-                kept = (output[..., rows, :], top[..., rows], one[..., rows])
-                came = (grad_output[..., rows, :], grad_lse[..., rows])
-                *parts, part_mask = flash_backward(
-                    *(x.to(wide) for x in tile),
-                    seen,
-                    *kept,
-                    *came,
-                    mask_too,
-                    False,
-                    plan.scale,
-                    None,
-                )
+            for rows, cols, *where in plan.tiles(step, mask):
+                parts = gradients(k, v, rows, cols, *where)
                 grad_q[..., rows, :] += parts[0]
                 grad_k[..., cols, :] += parts[1]
                 grad_v[..., cols, :] += parts[2]
-                if mask_too:
-                    add_to_mask(grad_mask, part_mask, rows, positions)
             if added is not None:  # what the ranks before have added for these keys
                 for total, x in zip((grad_k, grad_v), added(), strict=True):
                     total += x
@@ -610,7 +423,23 @@ def ring_attention(
     return (output.to(query.dtype), lse) if return_lse else output.to(query.dtype)
 
 
-class RingAttention(BaseAttention):
+class SharesGroup:
+    """A module whose copies talk in the same group of ranks, which can't be copied itself.
+
+    Source: chapter 24.
+    """
+
+    group: dist.ProcessGroup | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SharesGroup":
+        """A copy of everything but the group, as for each block of a model."""
+        memo[id(self.group)] = self.group
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(deepcopy(self.__dict__, memo))
+        return twin
+
+
+class RingAttention(SharesGroup, BaseAttention):
     """`ring_attention` as an attention to plug in: the text is spread over the ranks.
 
     Outside of a process group, and on one rank, it is attention as any other.

@@ -4,19 +4,36 @@ Each test is one call of `run`; every rank compares its part with `flash_attenti
 whole text, which it computes for itself.
 """
 
+import copy
 import multiprocessing
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from attnlib import FlashAttention, MultiHeadAttention, add_sink, flash_attention, parallel
+from attnlib import (
+    FlashAttention,
+    LanguageModel,
+    MultiHeadAttention,
+    add_sink,
+    flash_attention,
+    parallel,
+)
 from attnlib.base import BaseAttention
-from attnlib.parallel import RingAttention, ring, ring_attention, shard_positions
+from attnlib.parallel import (
+    RingAttention,
+    TokensBefore,
+    places,
+    ring_attention,
+    shard_positions,
+)
 from attnlib.testing import check_attention
 
 RANKS = (1, 2, 4)
+SLOW = [2, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 4))]
+ORDERS = {1: places.ORDERS[:1], 2: places.ORDERS, 4: places.ORDERS}
 TEXT = 16
 
 
@@ -137,9 +154,9 @@ PLAIN = {
 
 
 def all_cases(rank, tile):
-    ring.TILE = tile
+    places.TILE, places.MIXED = tile, max(2, tile // 4)
     done = 0
-    for order in ring.ORDERS:
+    for order in ORDERS[dist.get_world_size()]:
         for name, case in CASES.items():
             if case.get("documents") and case.get("queries", 0) > TEXT:
                 continue
@@ -150,10 +167,10 @@ def all_cases(rank, tile):
     return done
 
 
-@pytest.mark.parametrize(("ranks", "tile"), ((1, 3), (2, 1024), (4, 3)))
+@pytest.mark.parametrize(("ranks", "tile"), ((1, 3), (2, 1024), (4, 8)))
 def test_the_ring_is_the_attention_of_the_whole_text(ranks, tile):
     done = parallel.run(all_cases, ranks, tile)
-    assert set(done) == {3 * (5 * len(CASES) + 3 + 3)}
+    assert set(done) == {len(ORDERS[ranks]) * (5 * len(CASES) + 3 + 3)}
     assert not multiprocessing.active_children()
 
 
@@ -234,7 +251,7 @@ def contract(rank):
     check_attention(lambda: Sharded(**options), leading=((2,),), dtypes=(torch.bfloat16,))
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", SLOW)
 def test_the_sharded_form_keeps_the_contract(ranks, as_shipped):
     parallel.run(contract, ranks)
 
@@ -267,8 +284,8 @@ def counted(rank, window, dtype):
 
 
 def all_counted(rank):
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for window in (None, 1, 2, 7, 8, 13, 14, 100):
+    for dtype in (torch.float64, torch.bfloat16):
+        for window in (None, 1, 2, 7, 8, 14):
             counted(rank, window, dtype)
 
 
@@ -328,11 +345,19 @@ BAD = {
         "positions": torch.arange(6),
         "mask": torch.ones(6, 6 * p) > 0,
     },
+    "sink: expected a floating": lambda r, p, c: last(r, p, sink=1.0),
+    "got one twice": lambda r, p, c: {"positions": torch.arange(6), "causal": True},
+    "rank 0 has": lambda r, p, c: last(
+        r, p, query=c["query"].clone().requires_grad_(), sink=torch.zeros(4, 1)
+    ),
+    "mask = torch.bool": lambda r, p, c: {
+        "mask": torch.ones(6, 6 * p) > 0 if r == p - 1 else torch.ones(6, 6 * p).double()
+    },
     "window = 3": lambda r, p, c: last(r, p, window=3),
     "causal = True": lambda r, p, c: last(r, p, causal=True),
     "scale = 0.5": lambda r, p, c: last(r, p, scale=0.5),
     "positions = None": lambda r, p, c: last(r, p, positions=None),
-    "mask = given": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
+    "mask = None": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
     "key = torch.float64 (2, 5, 8)": lambda r, p, c: last(
         r, p, key=c["key"][:, :5], value=c["value"][:, :5],
         positions=(c["positions"], c["positions"][:5]),
@@ -393,7 +418,7 @@ def all_layers(rank):
     ranks = dist.get_world_size()
     torch.manual_seed(0)
     make = {"embed_dim": 8, "num_heads": 4, "num_kv_heads": 2}
-    for order in ring.ORDERS:
+    for order in places.ORDERS:
         heads = RingAttention(causal=True, window=6, order=order)
         layer = MultiHeadAttention(**make, attention=heads).double()
         plain = FlashAttention(causal=True, window=6)
@@ -413,3 +438,83 @@ def all_layers(rank):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_layer_of_heads_on_every_rank(ranks):
     parallel.run(all_layers, ranks)
+
+
+def all_models(rank, window):
+    ranks = dist.get_world_size()
+    group = dist.new_group(list(range(ranks)))
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "context_length": TEXT, "embed_dim": 8, "num_heads": 4}
+    sizes |= {"num_kv_heads": 2, "num_layers": 2}
+    heads = RingAttention(causal=True, window=window, group=group)
+    model = LanguageModel(**sizes, attention=heads).double()
+    assert all(block.attention.attention.group is group for block in model.blocks)
+    plain = FlashAttention(causal=True, window=window)
+    whole = LanguageModel(**sizes, attention=plain).double()
+    whole.load_state_dict(model.state_dict())
+    ids = torch.randint(11, (2, TEXT), generator=torch.Generator().manual_seed(1))
+    weight, shard = drawn(2, TEXT, 11, seed=2), TEXT // ranks
+    mine = slice(rank * shard, (rank + 1) * shard)
+    found = model(ids[:, mine], cache=[TokensBefore(rank * shard) for _ in model.blocks])
+    right = whole(ids)
+    assert torch.allclose(found, right[:, mine], rtol=1e-10, atol=1e-12)
+    (found * weight[:, mine]).sum().backward()
+    (right * weight).sum().backward()
+    for part, full in zip(model.parameters(), whole.parameters(), strict=True):
+        dist.all_reduce(part.grad)
+        assert torch.allclose(part.grad, full.grad, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("window", (None, 6))
+def test_a_model_on_every_rank(window):
+    parallel.run(all_models, 2, window)
+
+
+def test_a_copy_has_the_group_and_nothing_else(as_shipped):
+    group = threading.Lock()  # can't be copied, as a group
+    heads = RingAttention(True, 0.5, window=3, order="striped").eval()
+    heads.group, heads.said = group, [1]
+    twin = copy.deepcopy(heads)
+    assert twin.group is group and not twin.training and type(twin) is RingAttention
+    assert (twin.causal, twin.scale, twin.window, twin.order) == (True, 0.5, 3, "striped")
+    twin.said.append(2)
+    assert heads.said == [1]
+
+
+def one_without_grad(rank):
+    inputs = [drawn(4, 6, 8, seed=i).requires_grad_() for i in range(3)]
+    with torch.set_grad_enabled(rank > 0), pytest.raises(ValueError, match="requires_grad"):
+        ring_attention(*inputs, causal=True)
+    sink = torch.zeros(4, 1, dtype=torch.float64, requires_grad=rank > 0)
+    plain = [x.detach() for x in inputs]
+    ring_attention(*plain, sink=sink).sum()  # a sink does not travel: no backward hops
+    output = ring_attention(*inputs, causal=True)
+    (output.sum() if rank else (output * 0).sum()).backward()
+
+
+def test_a_rank_without_gradients(as_shipped):
+    parallel.run(one_without_grad, 2)
+
+
+@pytest.mark.parametrize("order", ("zigzag", "striped"))
+def test_tiles_that_are_cut_are_halved(order):
+    """In zigzag, half of the pairs of a later step; in stripes, what a triangle takes."""
+    ranks, tokens, rule = 4, 2048, places.Rule(causal=True)
+    shards = [shard_positions(ranks * tokens, ranks, r, order) for r in range(ranks)]
+    every = torch.stack([torch.stack([x, torch.zeros_like(x)]) for x in shards])
+    for rank in range(ranks):
+        rest = (ranks - 1, rank, None, 1.0, torch.device("cpu"))
+        plan = places.RingPlan(rule, every[rank], every, *rest)
+        for step in range(1, ranks):
+            tiles = list(plan.tiles(step, None))
+            found = sum((i.stop - i.start) * (j.stop - j.start) for i, j, _, _ in tiles)
+            more = tokens * places.MIXED // 2 if order == "striped" else 0
+            assert found == tokens**2 // 2 + more
+
+
+def test_hops_of_many_ranks():
+    rule, row = places.Rule(causal=True, window=3000), torch.arange(1024 * 1024)
+    shards = row.view(1024, 1, 1024)
+    every = torch.cat([shards, torch.zeros_like(shards)], dim=1)
+    assert places.hops_needed(rule, every, every) == 3
+    assert places.hops_needed(rule, every, every[:, :, :0]) == 0
