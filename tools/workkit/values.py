@@ -17,8 +17,8 @@ OPERATORS = {
     "Gt": operator.gt, "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not,
     "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
 }  # fmt: skip
+NO_STATE = FunctionType, type  # what no call changes
 # A call may change what it names, but through these no value of the reader's comes back.
-NO_STATE = FunctionType, type  # these, no call changes
 CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
 
