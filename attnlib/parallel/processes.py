@@ -59,13 +59,12 @@ def run(
     """Calls function(rank, *args) in each of `ranks` processes, which form a group.
 
     Args:
-        function: called with the rank first. It may be defined in a notebook where
-            processes are forked; where they are spawned, they must be able to import it.
-        ranks: how many processes P.
-        args: handed to each of them.
+        function: called with the rank first. Spawned processes must be able to import it;
+            with forked ones it may be defined in a notebook.
+        ranks: how many processes P; args: handed to each of them.
         timeout: seconds for all of it. A rank that has not returned by then is named.
         start: "fork" or "spawn". None: fork on Linux, unless CUDA or backward on a machine
-            with a GPU has been used, as their threads would be missing; otherwise spawn.
+            with a GPU has been used, whose threads would be missing; otherwise spawn.
 
     Returns:
         What the ranks returned, in their order. It is pickled on the way.
@@ -74,14 +73,12 @@ def run(
         ValueError: not a positive number of ranks or seconds, an unknown start, or a
             function that spawned processes cannot import.
         RankError: a rank raised, died or did not return in time. None is left behind, nor
-            what the ranks have started, unless it has left their process group.
+            what the ranks have started, unless that has left their process group.
 
     Source: chapter 23. The group is of gloo, on this machine's CPU, with one thread a rank.
     """
     context = mp.get_context(checked_start(function, ranks, timeout, start))
-    deadline = time.monotonic() + timeout
-    pipes: list[Connection] = []
-    processes: list[BaseProcess] = []
+    deadline, pipes, processes = time.monotonic() + timeout, [], []
     with TemporaryDirectory() as folder:
         try:
             for rank in range(ranks):
@@ -98,8 +95,7 @@ def run(
             end(processes)
             for pipe in pipes:
                 pipe.close()
-    codes = [process.exitcode for process in processes]
-    refuse_failed_ranks(reports, codes, timeout)
+    refuse_failed_ranks(reports, [process.exitcode for process in processes], timeout)
     return [pickle.loads(what) for _, _, what in reports]
 
 

@@ -62,6 +62,8 @@ def watched(join: Any) -> Any:
 def give_up(rank: int, main: int) -> None:
     """Ends this process, if it is in the function that it was started for."""
     frames = traceback.extract_stack(sys._current_frames()[main])
+    begun = [n for n, frame in enumerate(frames) if frame.name == "_bootstrap"]
+    frames = frames[begun[-1] :] if begun else frames  # before it are those of the parent
     waits = any(Path(f.filename).parts[-3:-1] == ("torch", "distributed") for f in frames)
     worked = time.clock_gettime(time.pthread_getcpuclockid(main))
     waits = waits or worked < PATIENCE[0] / 20
