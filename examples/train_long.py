@@ -11,8 +11,9 @@ checkpoints:
         --rdzv-endpoint HOST:29500 \\
         examples/train_long.py --context 2 --tensor 2 --folder /shared/checkpoints
 
-The ranks that remain, all / (context · tensor), have texts of their own. Call it again
-after a crash, with as many ranks as you like: it goes on from the last checkpoint.
+The ranks that remain, all / (context · tensor), have texts of their own. The parts of a
+text trade tokens for heads, or, with --attention ring, pass their keys around. Call it
+again after a crash, with as many ranks as you like: it goes on from the last checkpoint.
 """
 
 import argparse
@@ -27,8 +28,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from attnlib import LanguageModel
-from attnlib.parallel.shard import (
+from attnlib.parallel import (
     HeadAttention,
+    RingAttention,
     TokensBefore,
     load_checkpoint,
     save_checkpoint,
@@ -37,6 +39,8 @@ from attnlib.parallel.shard import (
     token_mean,
 )
 
+ATTENTIONS = {"heads": HeadAttention, "ring": RingAttention}
+
 
 def read_options():
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -44,6 +48,7 @@ def read_options():
     sizes |= {"every": 20, "width": 128, "heads": 8, "layers": 4}
     for name, default in sizes.items():
         options.add_argument(f"--{name}", type=int, default=default)
+    options.add_argument("--attention", choices=ATTENTIONS, default="heads")
     options.add_argument("--rate", type=float, default=1e-3)
     options.add_argument("--folder", type=Path, default=Path("checkpoints"))
     options.add_argument("--losses", type=Path, help="where to add a line a step")
@@ -53,13 +58,19 @@ def read_options():
 
 def refuse_bad_sizes(options, ranks):
     """The same on each rank, so that all refuse."""
+    for name in ("context", "tensor", "batch", "tokens", "steps", "every", "layers"):
+        if getattr(options, name) < 1:
+            raise SystemExit(f"--{name}: expected 1 or more")
     parts = options.context * options.tensor
-    if parts < 1 or ranks % parts:
+    if ranks % parts:
         raise SystemExit(f"--context · --tensor: {parts} does not divide {ranks} ranks")
     if options.tokens % options.context:
         raise SystemExit(
             f"--tokens: {options.context} parts do not divide {options.tokens}"
         )
+    split = options.tensor * (options.context if options.attention == "heads" else 1)
+    if options.heads % split:
+        raise SystemExit(f"--heads: {split} parts do not divide {options.heads}")
     if options.batch < ranks // parts:
         raise SystemExit(f"--batch: expected {ranks // parts} texts or more")
     return ranks // parts
@@ -102,6 +113,7 @@ def main():
     place = {letter: i for i, letter in enumerate(letters)}
     ids = torch.tensor([place[letter] for letter in text])
 
+    attention = ATTENTIONS[options.attention]
     torch.manual_seed(0)  # the same weights on each rank
     model = LanguageModel(
         len(letters),
@@ -109,7 +121,7 @@ def main():
         options.width,
         options.heads,
         options.layers,
-        attention=HeadAttention(causal=True, group=grid["context"].get_group()),
+        attention=attention(causal=True, group=grid["context"].get_group()),
         positions="rotary",
     ).to(device)
     split_layers(model, mesh["tensor"])
@@ -119,6 +131,8 @@ def main():
     first = dist.get_rank() == 0
     if first:
         print(f"{data} × {options.context} × {options.tensor} ranks, from step {start}")
+        if start >= options.steps:
+            print(f"nothing to do: {start} of {options.steps} steps are done")
 
     n = options.tokens // options.context
     here = slice(at_part * n, at_part * n + n + 1)  # and the token after

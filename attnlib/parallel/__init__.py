@@ -5,6 +5,7 @@ tensor of one rank, to be called by every rank of a group. The names below are s
 chapter.
 """
 
+from attnlib.parallel.checkpoints import load_checkpoint, save_checkpoint
 from attnlib.parallel.collectives import (
     Traffic,
     add_up,
@@ -18,17 +19,13 @@ from attnlib.parallel.collectives import (
     replicate,
     shift,
 )
+from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
 from attnlib.parallel.places import shard_positions
 from attnlib.parallel.processes import RankError, run
 from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
-    HeadAttention,
     SplitColumns,
     SplitRows,
-    TokensBefore,
-    head_attention,
-    load_checkpoint,
-    save_checkpoint,
     share_copies,
     split_layers,
     token_mean,

@@ -442,14 +442,15 @@ def rank_gradients(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The gradients of this rank's inputs by backward, and by central differences.
 
-    The loss is the sum over the ranks of ⟨function(*inputs), w⟩ with fixed weights w. For
-    the differences, one number of one rank changes at a time, and all ranks compute.
+    The loss is the sum over the ranks of ⟨y, w⟩, with fixed weights w and y what the
+    function returns. For the differences, one number of one rank changes at a time, and all
+    ranks compute.
 
     Args:
         function: of this rank's inputs; calls collectives. Returns one tensor.
         inputs: float64, of as many numbers on each rank.
 
-    Source: eq-pairing-ranks, chapter 23; eq-finite-difference, chapter 10.
+    Source: eq-pairing-ranks, chapter 23; eq-central-difference, chapter 10.
     """
     group, rank, ranks = world(group)
     copies = (x.detach().clone(memory_format=torch.contiguous_format) for x in inputs)

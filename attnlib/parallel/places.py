@@ -139,11 +139,13 @@ def hops_needed(
         torch.stack([ranges(part) for part in x.tensor_split(count, dim=-1)])
         for x, count in zip((queries, keys), most, strict=True)
     )
-    for hops in reversed(range(1, ranks)):
-        never, _ = rule.verdict(q[:, None], k.roll(hops, dims=1))
-        if not never.all():
-            return hops
-    return 0
+    met = []  # for each rank, which ranks see one of its keys
+    for owner in range(ranks):
+        never, _ = rule.verdict(q[:, None], k[:, owner, None])
+        met.append((~never).flatten(0, 1).any(dim=0))
+    owner, reader = torch.stack(met).nonzero(as_tuple=True)
+    hops = (reader - owner) % ranks
+    return int(hops.max()) if hops.numel() else 0
 
 
 TILE = 1024  # queries and keys that are computed at once, at most
@@ -204,13 +206,14 @@ class RingPlan(NamedTuple):
 
 
 def halves(part: slice) -> list[slice]:
-    """Two slices in the place of one, or the same one if it has a single token.
+    """Two slices in the place of one, or the same one if it has no more than MIXED tokens.
 
     Source: chapter 24, eq-zigzag.
     """
+    if part.stop - part.start <= MIXED:
+        return [part]
     middle = (part.start + part.stop + 1) // 2
-    cuts = [slice(part.start, middle), slice(middle, part.stop)]
-    return cuts if middle < part.stop else cuts[:1]
+    return [slice(part.start, middle), slice(middle, part.stop)]
 
 
 def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tensor:

@@ -12,52 +12,130 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from attnlib import LanguageModel, Projection, flash_attention
+from attnlib import (
+    LanguageModel,
+    LearnedBiasAttention,
+    Projection,
+    ScaledDotProductAttention,
+    add_sink,
+    flash_attention,
+    parallel,
+)
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.multi_head import repeat_heads
-from attnlib.parallel import run, shard
+from attnlib.parallel import run
 from attnlib.parallel.collectives import Traffic
+from attnlib.testing import check_attention
 
 SIZES = {"vocab_size": 11, "context_length": 16, "embed_dim": 8, "num_layers": 2}
+
+
+def refused(function, *args, **options):
+    """What a ValueError of this call says."""
+    with pytest.raises(ValueError) as error:
+        function(*args, **options)
+    return str(error.value)
 
 
 def close(a, b):
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
-def heads_equal_one_call(rank, heads, kv_heads, options):
+def rows_of(mask, rank, ranks):
+    """A mask for the queries of a rank, out of one for all."""
+    if mask is None or mask.dim() < 2 or mask.shape[-2] == 1:
+        return mask
+    return mask.detach().chunk(ranks, -2)[rank].clone().requires_grad_(mask.requires_grad)
+
+
+def heads_equal_one_call(rank, heads, kv_heads, queries, kind, options):
+    """Output, log-sum-exp and all gradients, among them those of mask and sink."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     ranks = dist.get_world_size()
-    shapes = (heads, 8, 4), (kv_heads, 8, 4), (kv_heads, 8, 3)
-    for batch in ((), (2,), (2, 3)):
-        whole = [torch.randn(*batch, *shape, requires_grad=True) for shape in shapes]
-        own = [x.detach().chunk(ranks, -2)[rank].clone().requires_grad_() for x in whole]
-        output = shard.head_attention(*own, **options)
-        q, k, v = whole
-        k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
-        expected = flash_attention(q, k, v, **options)
-        grad = torch.randn_like(expected)
-        assert close(output, expected.chunk(ranks, -2)[rank])
-        found = torch.autograd.grad(output, own, grad.chunk(ranks, -2)[rank])
-        for a, b in zip(found, torch.autograd.grad(expected, whole, grad), strict=True):
-            assert close(a, b.chunk(ranks, -2)[rank])
-        plugged = shard.HeadAttention(**options)
-        assert torch.equal(plugged.attend_groups(*own), output)
+    shapes = (heads, queries, 4), (kv_heads, 8, 4), (kv_heads, 8, 3)
+    whole = [torch.randn(2, *shape, requires_grad=True) for shape in shapes]
+    sink = torch.randn(heads, 1, requires_grad=True) if kind else None
+    mask = MASKS[kind](heads, queries)
+    own = [x.detach().chunk(ranks, -2)[rank].clone().requires_grad_() for x in whole]
+    rows = rows_of(mask, rank, ranks)
+    given = options | {"mask": rows, "sink": sink, "return_lse": True}
+    output, lse = parallel.head_attention(*own, **given)
+    q, k, v = whole
+    k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
+    expected = flash_attention(q, k, v, mask, **options, return_lse=True)
+    expected = expected if sink is None else add_sink(*expected, sink)
+    for x, y in zip((output, lse), expected, strict=True):
+        assert close(x, y.chunk(ranks, 2)[rank])
+    grad = torch.randn_like(expected[0])
+    learns = mask is not None and mask.requires_grad
+    wanted = torch.autograd.grad(expected[0], [*whole, *[mask] * learns], grad)
+    mine = grad.chunk(ranks, -2)[rank]
+    found = torch.autograd.grad(output, [*own, *[rows] * learns], mine)
+    for x, y in zip(found, wanted, strict=True):
+        assert close(x, y.chunk(ranks, -2)[rank])
+    if sink is None:  # the way without a log-sum-exp
+        plugged = parallel.HeadAttention(**options).attend_groups(*own, rows)
+        assert close(plugged, output)
+        found = torch.autograd.grad(plugged, own, mine)
+        for x, y in zip(found, wanted, strict=False):
+            assert close(x, y.chunk(ranks, -2)[rank])
+
+
+MASKS = {
+    "": lambda heads, queries: None,
+    "rows": lambda heads, queries: torch.rand(queries, 8) < 0.6,
+    "keys": lambda heads, queries: torch.rand(2, 1, 1, 8) < 0.6,
+    "one row": lambda heads, queries: torch.rand(8) < 0.6,
+    "heads": lambda heads, queries: torch.rand(heads, queries, 8) < 0.6,
+    "numbers": lambda heads, queries: torch.randn(heads, queries, 8, requires_grad=True),
+    "shared": lambda heads, queries: torch.randn(queries, 8, requires_grad=True),
+}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "heads", "kv_heads"), [(1, 3, 1), (2, 4, 4), (4, 8, 2), (4, 8, 4)]
+    ("ranks", "heads", "kv_heads", "queries", "kind", "options"),
+    [
+        (1, 3, 1, 8, "rows", {"causal": True, "window": 3}),
+        (2, 4, 4, 8, "", {"causal": True, "window": 3}),
+        (2, 4, 1, 4, "", {"causal": True}),
+        (2, 4, 2, 4, "rows", {"causal": True}),
+        (2, 4, 2, 2, "rows", {}),  # one query on each rank
+        (2, 4, 4, 8, "keys", {"scale": 0.3}),
+        (2, 2, 2, 8, "one row", {"causal": True}),
+        (2, 4, 2, 8, "heads", {"window": 2}),
+        (2, 4, 2, 8, "numbers", {"causal": True}),
+        (4, 4, 4, 8, "shared", {"causal": True, "window": 5}),
+        (4, 8, 2, 8, "", {"scale": 0.3}),
+    ],
 )
-def test_heads_dealt_out_equal_one_call(ranks, heads, kv_heads):
-    for options in ({"causal": True, "window": 3}, {"scale": 0.3}):
-        run(heads_equal_one_call, ranks, heads, kv_heads, options)
+def test_heads_dealt_out_equal_one_call(ranks, heads, kv_heads, queries, kind, options):
+    run(heads_equal_one_call, ranks, heads, kv_heads, queries, kind, options)
+
+
+def ranks_with_other_rows(rank):
+    """Where each rank has one row of its own, it counts for its own queries."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 6, 4)
+    rows = torch.tensor([[1, 0, 1, 1, 0, 1], [1, 1, 0, 0, 1, 1]]).bool()
+    own = [x.chunk(2, -2)[rank].clone() for x in (q, k, v)]
+    output = parallel.head_attention(*own, mask=rows[rank : rank + 1])
+    wanted = flash_attention(q, k, v, rows.repeat_interleave(3, 0))
+    return torch.allclose(output, wanted.chunk(2, -2)[rank], atol=1e-6)
+
+
+def test_one_row_of_a_rank_is_for_its_own_queries():
+    assert run(ranks_with_other_rows, 2) == [True, True]
+
+
+def test_heads_keep_the_contract_on_one_rank(as_shipped):
+    check_attention(parallel.HeadAttention)
 
 
 def bytes_of_heads(rank):
     x = torch.randn(8, 4, 3, dtype=torch.float64)
     with Traffic() as traffic:
-        shard.head_attention(x, x, x)
+        parallel.head_attention(x, x, x)
     return traffic.by_name["all_to_all"]
 
 
@@ -72,6 +150,8 @@ def refusals(rank):
     ranks = dist.get_world_size()
     odd = rank == ranks - 1
     x = torch.zeros(2 * ranks, 2, 3)
+    mask = torch.ones(2, 2 * ranks).bool()
+    learning = x.clone().requires_grad_()
     wrong = {
         "heads": ([torch.zeros(2 * ranks + 1, 2, 3)] * 3, {}),
         "kv heads": ([torch.zeros(6 * ranks, 2, 3), *[torch.zeros(3, 2, 3)] * 2], {}),
@@ -79,53 +159,62 @@ def refusals(rank):
         "features": ([x, x[..., :2], x], {}),
         "unequal": ([x[:, : 1 if odd else 2]] * 3, {}),
         "dtype": ([x.double() if odd else x] * 3, {}),
+        "device": ([x.to("meta") if odd else x] * 3, {}),
         "mixed": ([x, x.double() if odd else x, x], {}),
         "not a tensor": ([None if odd else x, x, x], {}),
-        "two dimensions": ([x[0] if odd else x] * 3, {}),
+        "two dimensions": ([x[0]] * 3 if odd else [x] * 3, {}),
         "tokens": ([x, x[:, :1] if odd else x, x], {}),
         "causal": ([x] * 3, {"causal": odd}),
         "window": ([x] * 3, {"window": 2 if odd else None}),
         "bad window": ([x] * 3, {"window": 0 if odd else None}),
+        "mask": ([x] * 3, {"mask": None if odd else mask}),
+        "mask's dtype": ([x] * 3, {"mask": mask.float() if odd else mask}),
+        "own columns": ([x] * 3, {"mask": mask[:, :2] if odd else mask}),
+        "no mask": ([x] * 3, {"mask": "all" if odd else None}),
+        "sink": ([x] * 3, {"sink": "none" if odd else None}),
+        "gradient": ([learning if odd else x, x, x], {}),
     }
     said = {}
     for name, (inputs, options) in wrong.items():
-        with pytest.raises(ValueError) as error:
-            shard.head_attention(*inputs, **options)
-        said[name] = str(error.value)
-    with pytest.raises(ValueError) as error:
-        shard.token_mean(None if odd else torch.zeros(2))
-    said["losses"] = str(error.value)
-    with pytest.raises(ValueError) as error:
-        shard.token_mean(torch.zeros(0))
-    said["none"] = str(error.value)
-    shard.head_attention(x, x, x)
+        said[name] = refused(parallel.head_attention, *inputs, **options)
+    with torch.set_grad_enabled(not odd):
+        said["no_grad"] = refused(parallel.head_attention, learning, x, x)
+    said["losses"] = refused(parallel.token_mean, None if odd else torch.zeros(2))
+    said["none"] = refused(parallel.token_mean, torch.zeros(0))
+    parallel.head_attention(x, x, x)
     return said
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_refuses_what_one_has_wrong(ranks, as_shipped):
-    said = run(refusals, ranks, timeout=30)
+    said = run(refusals, ranks, timeout=60)
     assert all(other == said[0] for other in said)
     (said, *_) = said
     last = ranks - 1
-    assert (
-        f"number of heads that {ranks} ranks divide, got {2 * ranks + 1}" in said["heads"]
-    )
-    assert f"divisor of {ranks} ranks" in said["kv heads"] or ranks % 3 == 0
-    assert "as many heads as value" in said["value heads"]
-    assert "3 features as query, got 2" in said["features"]
-    for name in ("unequal", "dtype", "causal", "window"):
+    disagree = ("unequal", "dtype", "causal", "window", "mask", "mask's dtype", "gradient")
+    for name in (*disagree, "no_grad"):
         assert "the ranks disagree" in said[name], name
-    assert f"rank {last}: key: expected torch.float32" in said["mixed"]
-    assert f"rank {last}: query: expected a floating-point" in said["not a tensor"]
-    assert f"rank {last}: query: expected (..., heads" in said["two dimensions"]
-    assert f"rank {last}: key: expected the batch and the tokens" in said["tokens"]
-    assert f"rank {last}: window" in said["bad window"]
-    assert f"rank {last}: losses: expected a floating-point" in said["losses"]
+    assert f"heads that {ranks} ranks divide, got {2 * ranks + 1}" in said["heads"]
+    assert f"divisor of {ranks} ranks" in said["kv heads"]
+    assert "value: expected" in said["value heads"]
+    assert "key: expected" in said["features"]
+    for name, text in (
+        ("own columns", "mask: expected"),
+        ("no mask", "mask: expected a boolean tensor"),
+        ("sink", ""),
+        ("device", "query: expected device cpu"),
+        ("mixed", "key: expected"),
+        ("not a tensor", "query: expected a floating-point tensor"),
+        ("two dimensions", "query: expected (..., heads"),
+        ("tokens", "value: expected"),
+        ("bad window", "window"),
+        ("losses", "losses: expected a floating-point"),
+    ):
+        assert f"rank {last}: {text}" in said[name]
     assert said["none"] == "losses: expected a token on some rank, got none"
 
 
-def trains_as_one(rank, data, context, tensor, positions, kv_heads):
+def trains_as_one(rank, data, context, tensor, positions, kv_heads, kind):
     torch.set_default_dtype(torch.float64)
     names = ("data", "context", "tensor")
     grid = init_device_mesh("cpu", (data, context, tensor), mesh_dim_names=names)
@@ -136,12 +225,13 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads):
     torch.manual_seed(0)
     one = LanguageModel(**sizes)
     group = grid["context"].get_group()
-    model = LanguageModel(**sizes, attention=shard.HeadAttention(causal=True, group=group))
+    attention = getattr(parallel, kind)(causal=True, group=group)
+    model = LanguageModel(**sizes, attention=attention)
     model.load_state_dict(one.state_dict())
     if rank:  # rank 0's weights are taken in split_layers
         torch.nn.init.zeros_(model.norm.gamma) if tensor == dist.get_world_size() else None
-    shard.split_layers(model, mesh["tensor"])
-    shard.share_copies(model, mesh["copies"])
+    parallel.split_layers(model, mesh["tensor"])
+    parallel.share_copies(model, mesh["copies"])
     # Not Adam: the keys' bias has gradient 0, and it would divide round-off by itself.
     a, b = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (one, model))
     at_text, at_part, _ = grid.get_coordinate()
@@ -154,11 +244,11 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads):
         loss.backward()
         a.step()
         own = ids.tensor_split(data)[at_text][:, at_part * n : at_part * n + n + 1]
-        logits = model(own[:, :-1], cache=[shard.TokensBefore(at_part * n)] * 2)
+        logits = model(own[:, :-1], cache=[parallel.TokensBefore(at_part * n)] * 2)
         losses = F.cross_entropy(
             logits.flatten(0, 1), own[:, 1:].flatten(), reduction="none"
         )
-        own_loss, mean = shard.token_mean(losses, mesh["copies"].get_group())
+        own_loss, mean = parallel.token_mean(losses, mesh["copies"].get_group())
         b.zero_grad()
         own_loss.backward()
         b.step()
@@ -168,25 +258,27 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads):
 
 
 @pytest.mark.parametrize(
-    ("data", "context", "tensor", "positions", "kv_heads"),
+    ("data", "context", "tensor", "positions", "kv_heads", "kind"),
     [
-        (2, 1, 1, "learned", 4),
-        (1, 2, 1, "sinusoidal", 2),
-        (1, 1, 2, "rotary", 2),
-        (2, 2, 1, "rotary", 1),
-        (1, 2, 2, "learned", 2),
-        (2, 1, 2, "rotary", 4),
+        (1, 1, 1, "rotary", 2, "HeadAttention"),
+        (2, 1, 1, "learned", 4, "HeadAttention"),
+        (1, 2, 1, "sinusoidal", 2, "HeadAttention"),
+        (1, 2, 1, "rotary", 1, "RingAttention"),
+        (1, 1, 2, "rotary", 2, "HeadAttention"),
+        (2, 2, 1, "rotary", 1, "HeadAttention"),
+        (1, 2, 2, "learned", 2, "HeadAttention"),
+        (1, 2, 2, "rotary", 4, "RingAttention"),
     ],
 )
-def test_a_step_on_many_is_a_step_on_one(data, context, tensor, positions, kv_heads):
-    sizes = (data, context, tensor, positions, kv_heads)
+def test_a_step_on_many_is_a_step_on_one(data, context, tensor, positions, kv_heads, kind):
+    sizes = (data, context, tensor, positions, kv_heads, kind)
     run(trains_as_one, data * context * tensor, *sizes)
 
 
 def count_all_reduces(rank):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = LanguageModel(**SIZES | {"num_layers": 3}, num_heads=4)
-    shard.split_layers(model, mesh)
+    parallel.split_layers(model, mesh)
     with CommDebugMode() as counted:
         logits = model(torch.zeros(1, 5, dtype=torch.long))
     forward = counted.get_total_counts()
@@ -207,16 +299,16 @@ def projections_split(rank):
     x = torch.randn(2, 3, 6)
     expected = network(x)
     network.linear_1.W.grad = None
-    shard.SplitColumns()._apply(network.linear_1, mesh)
-    shard.SplitRows()._apply(network.linear_2, mesh)
+    parallel.SplitColumns()._apply(network.linear_1, mesh)
+    parallel.SplitRows()._apply(network.linear_2, mesh)
     output = network(x)
     assert close(output, expected)
     assert network.linear_1(x).shape[-1] == 8 // mesh.size()
     said = []
     for style, layer in (
-        (shard.SplitColumns(), torch.nn.Linear(4, 4)),
-        (shard.SplitColumns(), Projection(4, 5)),
-        (shard.SplitRows(), Projection(5, 4)),
+        (parallel.SplitColumns(), torch.nn.Linear(4, 4)),
+        (parallel.SplitColumns(), Projection(4, 5)),
+        (parallel.SplitRows(), Projection(5, 4)),
     ):
         with pytest.raises((TypeError, ValueError)) as error:
             style._apply(layer, mesh)
@@ -224,15 +316,20 @@ def projections_split(rank):
     plain = {"num_heads": 4}
     for sizes in ({"num_heads": 1}, plain | {"num_kv_heads": 1}, plain | {"d_ff": 9}):
         with pytest.raises(ValueError) as error:
-            shard.split_layers(LanguageModel(**SIZES | sizes), mesh)
+            parallel.split_layers(LanguageModel(**SIZES | sizes), mesh)
         said.append(str(error.value))
-    with pytest.raises(ValueError) as error:
-        shard.split_layers(LanguageModel(**SIZES | plain, dropout=0.1), mesh)
-    said.append(str(error.value))
-    with pytest.raises(ValueError) as error:
-        shard.split_layers(network, mesh)
-    said.append(str(error.value))
-    for deal in (shard.split_layers, shard.share_copies):
+    dropping = ScaledDotProductAttention(0.5, causal=True)
+    learning = LearnedBiasAttention(4, 8, causal=True)
+    for model in (
+        LanguageModel(**SIZES | plain, dropout=0.1),
+        LanguageModel(**SIZES | plain, attention=dropping),
+        LanguageModel(**SIZES | plain, attention=learning),
+        network,
+    ):
+        said.append(refused(parallel.split_layers, model, mesh))
+    other = LanguageModel(**SIZES | plain, positions=("rotary", "sinusoidal")[rank])
+    said.append(refused(parallel.split_layers, other, mesh))
+    for deal in (parallel.split_layers, parallel.share_copies):
         with pytest.raises(ValueError) as error:  # the ranks disagree
             deal(LanguageModel(**SIZES | plain, d_ff=8 * (1 + rank)), mesh)
         said.append(str(error.value))
@@ -250,7 +347,10 @@ def test_projections_split_and_refuse(as_shipped):
         "num_kv_heads: expected a multiple of 2 ranks, got 1",
         "d_ff: expected a multiple of 2 ranks, got 9",
         "dropout: expected 0, got 0.1",
+        "dropout: expected 0, got 0.5",
+        "expected an attention without parameters, got a LearnedBiasAttention",
         "model: expected a LanguageModel, got a FeedForwardNetwork",
+        "the ranks disagree",
         "the ranks disagree",
         "the ranks disagree",
     ]
@@ -264,8 +364,8 @@ def a_model(rank, tensor):
         "cpu", (ranks // tensor, tensor), mesh_dim_names=("copies", "tensor")
     )
     model = LanguageModel(**SIZES, num_heads=4)
-    shard.split_layers(model, mesh["tensor"])
-    shard.share_copies(model, mesh["copies"])
+    parallel.split_layers(model, mesh["tensor"])
+    parallel.share_copies(model, mesh["copies"])
     return model, torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
 
 
@@ -277,7 +377,7 @@ def write(rank, folder, tensor):
         optimizer.zero_grad()
         model(ids).sum(-1).pow(2).mean().backward()
         optimizer.step()
-        shard.save_checkpoint(folder, step, model, optimizer)
+        parallel.save_checkpoint(folder, step, model, optimizer)
     with torch.no_grad():
         return model(ids).tolist()
 
@@ -285,7 +385,7 @@ def write(rank, folder, tensor):
 def read(rank, folder, tensor):
     torch.manual_seed(4)
     model, optimizer = a_model(rank, tensor)
-    step = shard.load_checkpoint(folder, model, optimizer)
+    step = parallel.load_checkpoint(folder, model, optimizer)
     moments = [s["exp_avg_sq"].full_tensor().sum() for s in optimizer.state.values()]
     with torch.no_grad():
         return step, model(torch.arange(10)[None]).tolist(), float(sum(moments))
@@ -307,8 +407,78 @@ def test_a_checkpoint_is_read_by_other_ranks(tmp_path):
     assert run(read, 1, tmp_path / "empty", 1)[0][0] == 0
 
 
+def folders(rank, folder):
+    """What saving and loading refuse, on each rank."""
+    model, optimizer = a_model(rank, 1)
+    model(torch.arange(10)[None]).sum().backward()
+    optimizer.step()
+    save, load = parallel.save_checkpoint, parallel.load_checkpoint
+    said = [
+        refused(save, folder, 1.0 if rank else 1, model, optimizer),
+        refused(save, folder, 1, model, optimizer, keep=0),
+        refused(save, folder, 1, model, None if rank else optimizer),
+        refused(save, folder / str(rank), 1, model, optimizer),
+        refused(save, folder / "file", 1, model, optimizer),
+        refused(load, folder, model, None if rank else optimizer),
+    ]
+    save(folder / "kept", 7, model, optimizer)
+    said.append(refused(save, folder / "kept", 7, model, optimizer))
+    other = LanguageModel(**SIZES | {"num_layers": 1}, num_heads=4)
+    optimizer = torch.optim.AdamW(other.parameters())
+    said.append(refused(load, folder / "kept", other, optimizer))
+    return said
+
+
+def test_every_rank_refuses_folders_and_steps(tmp_path, as_shipped):
+    (tmp_path / "file").touch()
+    first, second = run(folders, 2, tmp_path, timeout=60)
+    assert first == second
+    wanted = [
+        "rank 1: step: expected a whole number from 0 on, got 1.0",
+        "keep: expected a whole number from 1 on, got 0",
+        "rank 1: optimizer: expected a Optimizer, got a NoneType",
+        "rank 1: folder: expected one that all ranks see",
+        "rank 0: ",
+        "rank 1: optimizer: expected a Optimizer, got a NoneType",
+        "step: expected more than 7, the last in",
+        "model: expected blocks.1.",
+    ]
+    for text, said in zip(wanted, first, strict=True):
+        assert text in said, said
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-00000007"]
+
+
+def test_a_checkpoint_is_read_without_a_group_and_after_a_gradient(tmp_path):
+    written = run(write, 2, tmp_path, 2)[0]
+    model = LanguageModel(**SIZES, num_heads=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model(torch.arange(10)[None]).sum().backward()
+    assert parallel.load_checkpoint(tmp_path, model, optimizer) == 3
+    assert torch.allclose(model(torch.arange(10)[None]), torch.tensor(written), atol=1e-5)
+    assert optimizer.param_groups[0]["lr"] == 0.1 and len(optimizer.state) > 0
+
+
+def first_ranks_weights(rank):
+    torch.manual_seed(rank)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "tensor"))
+    model = LanguageModel(**SIZES, num_heads=4)
+    model.blocks[0].requires_grad_(False)
+    parallel.split_layers(model, mesh["tensor"])
+    parallel.share_copies(model, mesh["copies"])
+    frozen = {name for name, x in model.named_parameters() if not x.requires_grad}
+    return frozen, [x.full_tensor().detach() for x in model.parameters()]
+
+
+def test_weights_are_those_of_rank_0_and_what_is_frozen_stays_so():
+    torch.manual_seed(0)
+    model = LanguageModel(**SIZES, num_heads=4)
+    names = {name for name, _ in model.named_parameters() if name.startswith("blocks.0.")}
+    for frozen, weights in run(first_ranks_weights, 4):
+        assert frozen == names
+        for x, y in zip(weights, model.parameters(), strict=True):
+            assert torch.equal(x, y)
+
+
 def test_no_group_is_an_error_that_says_what_to_do(as_shipped):
     with pytest.raises(RuntimeError, match="no process group"):
-        shard.head_attention(*[torch.zeros(2, 2, 2)] * 3)
-    with pytest.raises(ValueError, match="mask: expected None"):
-        shard.HeadAttention()(*[torch.zeros(2, 2, 2)] * 3, torch.ones(2, 2).bool())
+        parallel.token_mean(torch.zeros(2))

@@ -18,7 +18,7 @@ from pathlib import Path
 from bookkit.chapters import BookError
 from editions.runs import handed_on, runs_of
 
-GIVEN = {"from_torch", "from_linear", "extra_repr", "_apply", "_load_from_state_dict"}
+GIVEN = {"from_torch", "from_linear", "extra_repr", "_load_from_state_dict"}
 GIVEN |= {
     "vmap",
     "setup_context",
