@@ -408,7 +408,8 @@ def rank_gradients(
     Source: eq-pairing-ranks, chapter 23; eq-finite-difference, chapter 10.
     """
     group, rank, ranks = world(group)
-    inputs = tuple(x.detach().clone().requires_grad_() for x in inputs)
+    copies = (x.detach().clone(memory_format=torch.contiguous_format) for x in inputs)
+    inputs = tuple(x.requires_grad_() for x in copies)
     out = function(*inputs)
     draw = torch.Generator().manual_seed(rank)
     weight = torch.randn(out.shape, generator=draw, dtype=out.dtype).to(out.device)
@@ -427,13 +428,12 @@ def rank_gradients(
         for owner in range(ranks):
             for x, slope in zip(inputs, near, strict=True):
                 for i in range(x.numel()):
-                    sides = []
-                    for sign in (1, -1):
-                        old = x.view(-1)[i].clone()
-                        if rank == owner:
-                            x.view(-1)[i] += sign * step
-                        sides.append(loss())
-                        x.view(-1)[i] = old
+                    old, move = x.view(-1)[i].item(), step * (rank == owner)
+                    x.view(-1)[i] = old + move
+                    above = loss()
+                    x.view(-1)[i] = old - move
+                    rise = above - loss()
+                    x.view(-1)[i] = old
                     if rank == owner:
-                        slope.view(-1)[i] = (sides[0] - sides[1]) / (2 * step)
+                        slope.view(-1)[i] = rise / (2 * step)
     return exact, near

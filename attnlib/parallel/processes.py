@@ -8,6 +8,7 @@ Derived in chapter 23, "Many processes" (book/23_many_processes.ipynb).
 
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,22 +59,52 @@ def run(
     """Calls function(rank, *args) in each of `ranks` processes, which form a group.
 
     Args:
-        function: called with the rank first. Where processes are spawned, it must be one
-            that another process can import.
-        ranks: how many processes P.
-        args: handed to each of them.
+        function: called with the rank first. Spawned processes must be able to import it;
+            with forked ones it may be defined in a notebook.
+        ranks: how many processes P; args: handed to each of them.
         timeout: seconds for all of it. A rank that has not returned by then is named.
-        start: "fork" or "spawn". None: fork on Linux, where a function of a notebook works,
-            if CUDA has not been used; otherwise spawn.
+        start: "fork" or "spawn". None: fork on Linux, unless CUDA or backward on a machine
+            with a GPU has been used, whose threads would be missing; otherwise spawn.
 
     Returns:
         What the ranks returned, in their order. It is pickled on the way.
 
     Raises:
-        ValueError: not a positive number of ranks or seconds, or an unknown start.
-        RankError: a rank raised, died or did not return in time. None is left behind.
+        ValueError: not a positive number of ranks or seconds, an unknown start, or a
+            function that spawned processes cannot import.
+        RankError: a rank raised, died or did not return in time. None is left behind, nor
+            what the ranks have started, unless that has left their process group.
 
     Source: chapter 23. The group is of gloo, on this machine's CPU, with one thread a rank.
+    """
+    context = mp.get_context(checked_start(function, ranks, timeout, start))
+    deadline, pipes, processes = time.monotonic() + timeout, [], []
+    with TemporaryDirectory() as folder:
+        try:
+            for rank in range(ranks):
+                here, there = context.Pipe()
+                pipes.append(here)
+                inputs = (there, str(Path(folder, "ranks")), rank, ranks, deadline)
+                process = context.Process(target=rank_main, args=(*inputs, function, args))
+                processes.append(process)
+                process.start()
+                there.close()
+            reports = collect(pipes, deadline)
+            dismiss(pipes, processes, all(kind == "done" for _, kind, _ in reports))
+        finally:
+            end(processes)
+            for pipe in pipes:
+                pipe.close()
+    refuse_failed_ranks(reports, [process.exitcode for process in processes], timeout)
+    return [pickle.loads(what) for _, _, what in reports]
+
+
+def checked_start(
+    function: Callable[..., Any], ranks: int, timeout: int | float, start: str | None
+) -> str:
+    """How processes start; raises ValueError where they cannot, or are not wanted right.
+
+    Source: chapter 23.
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ValueError(f"ranks: expected a positive integer, got {ranks!r}")
@@ -80,39 +112,63 @@ def run(
         raise ValueError(f"timeout: expected a positive number of seconds, got {timeout}")
     if start not in (None, "fork", "spawn"):
         raise ValueError(f'start: expected "fork", "spawn" or None, got {start!r}')
-    forked = sys.platform == "linux" and not torch.cuda.is_initialized()
-    context = mp.get_context(start or ("fork" if forked else "spawn"))
-    deadline = time.monotonic() + timeout
-    pipes, processes = [], []
-    with TemporaryDirectory() as folder:
-        try:
-            for rank in range(ranks):
-                here, there = context.Pipe()
-                pipes.append(here)
-                inputs = (there, str(Path(folder, "ranks")), rank, ranks, deadline)
-                process = context.Process(
-                    target=rank_main, args=(*inputs, function, args), daemon=True
-                )
-                process.start()
-                processes.append(process)
-                there.close()
-            reports = collect(pipes, deadline)
-            for pipe in pipes:  # nobody leaves before all have reported
-                with suppress(OSError):
-                    pipe.send("go")
-            if all(kind == "done" for _, kind, _ in reports):
-                for process in processes:
-                    process.join(GRACE)
-        finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.join()
-            for pipe in pipes:
-                pipe.close()
-    codes = [process.exitcode for process in processes]
-    refuse_failed_ranks(reports, codes, timeout)
-    return [pickle.loads(what) for _, _, what in reports]
+    if start is None:
+        forked = sys.platform == "linux" and not torch.cuda.is_initialized()
+        start = "fork" if forked and not backward_has_threads() else "spawn"
+    if start == "spawn":
+        name = getattr(function, "__qualname__", repr(function))
+        own = getattr(function, "__module__", None) == "__main__"
+        in_file = not own or hasattr(sys.modules["__main__"], "__file__")
+        if not in_file or "<locals>" in name or "<lambda>" in name:
+            raise ValueError(
+                f"function: spawned processes import it, got {name} of a notebook or of "
+                "another function; write it into a file. They are forked instead on Linux "
+                'where no GPU is in use, as with CUDA_VISIBLE_DEVICES=""'
+            )
+    return start
+
+
+def backward_has_threads() -> bool:
+    """Whether backward has started threads here, which it does where there is a GPU.
+
+    A forked process lacks them, and PyTorch refuses to go backward in it.
+
+    Source: chapter 23.
+    """
+    with suppress(OSError):
+        names = Path("/proc/self/task").glob("*/comm")
+        return any(name.read_text().startswith("pt_autograd") for name in names)
+    return False
+
+
+def dismiss(
+    pipes: Sequence[Connection], processes: Sequence[BaseProcess], orderly: bool
+) -> None:
+    """Lets the ranks go, and gives them a moment; nobody leaves before all have reported.
+
+    Source: chapter 23.
+    """
+    for pipe in pipes:
+        with suppress(OSError):
+            pipe.send("go")
+    until = time.monotonic() + GRACE * orderly
+    for process in processes:
+        wait([process.sentinel], max(0.0, until - time.monotonic()))
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """Kills what is left of the ranks, and what they have started.
+
+    Source: chapter 23.
+    """
+    started = [process for process in processes if process.pid]
+    for process in started:
+        if hasattr(os, "killpg"):
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+    for process in started:
+        process.join()
 
 
 def collect(pipes: Sequence[Connection], deadline: float) -> list[Report]:
@@ -186,8 +242,14 @@ def rank_main(
 ) -> None:
     """What a process of `run` does: joins the group, calls, reports, waits for the others.
 
+    It leads a process group: what it starts ends with it, and an interrupt at the keyboard
+    reaches the caller alone.
+
     Source: chapter 23.
     """
+    if hasattr(os, "fork"):
+        os.setpgid(0, 0)
+        os.register_at_fork(after_in_child=pipe.close)  # its end is to tell of this one's
     lock = threading.Lock()
 
     def report(kind: str, what: Any) -> None:
@@ -226,9 +288,21 @@ def watch(
     sentinels = [parent.sentinel] if parent else []
     while (left := deadline - time.monotonic()) > 0:
         if wait(sentinels, left):
-            os._exit(1)
+            leave()
     frames = traceback.extract_stack(sys._current_frames()[main])
     places = [Path(frame.filename) for frame in frames]
     inside = any(place.parts[-3:-1] == ("torch", "distributed") for place in places)
     at = next((f for f in reversed(frames) if f.filename == file), frames[-1])
     report("late", (f"{at.name}, line {at.lineno}", inside))
+    wait(sentinels, 3 * GRACE)  # the caller ends us before
+    leave()
+
+
+def leave() -> None:
+    """Ends this rank at once, and what it has started.
+
+    Source: chapter 23.
+    """
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

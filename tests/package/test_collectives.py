@@ -7,15 +7,24 @@ returns what the test compares.
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+import types
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from attnlib import parallel
+from attnlib.parallel import processes
 
 RANKS = (1, 2, 4)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
 def mine(rank, *shape):
@@ -163,57 +172,60 @@ def test_a_loss_that_all_ranks_hold_counts_once_by_add_up(ranks):
 # What is refused, and that all ranks refuse it
 
 
-def refused(rank, case):
-    ranks, x = dist.get_world_size(), torch.ones(4, 4)
+def refused(rank):
+    """What each call says that does not fit, and that the next one is not disturbed."""
+    ranks, x, said = dist.get_world_size(), torch.ones(4, 4), {}
+    first = rank == 0
     cases = {
-        "shape": lambda: parallel.all_gather(torch.ones(2 + (rank == 1))),
-        "rank": lambda: parallel.all_gather(torch.ones((2,) * (1 + (rank == 1)))),
-        "dtype": lambda: parallel.all_reduce(x.double() if rank == 1 else x),
-        "dim": lambda: parallel.all_gather(x, rank % 2),
+        "shape": lambda: parallel.all_gather(torch.ones(3 - first)),
+        "rank": lambda: parallel.all_gather(torch.ones((2,) * (2 - first))),
+        "dtype": lambda: parallel.all_reduce(x if first else x.double()),
+        "dim": lambda: parallel.all_gather(x, int(first)),
         "no dim": lambda: parallel.all_gather(x, 2),
-        "gradient": lambda: parallel.shift(x.requires_grad_(rank == 1)),
-        "hops": lambda: parallel.shift(x, 1 + rank),
-        "one divides not": lambda: parallel.reduce_scatter(torch.ones(4 + (rank == 1))),
+        "gradient": lambda: parallel.shift(x.clone().requires_grad_(not first)),
+        "hops": lambda: parallel.shift(x, 1 + (not first)),
+        "one divides not": lambda: parallel.reduce_scatter(torch.ones(5 - first)),
         "divides": lambda: parallel.reduce_scatter(torch.ones(ranks + 1)),
         "exchange": lambda: parallel.all_to_all(torch.ones(ranks + 1, 2), 0, 1),
-        "another": lambda: (parallel.all_gather if rank else parallel.all_reduce)(x),
-        "no tensor": lambda: parallel.add_up([1.0] if rank == 1 else x),
-        "device": lambda: parallel.replicate(x.to("meta") if rank == 1 else x),
+        "another": lambda: (parallel.replicate if first else parallel.all_gather)(x),
+        "no tensor": lambda: parallel.add_up(x if first else [1.0]),
+        "device": lambda: parallel.replicate(x if first else x.to("meta")),
     }
-    try:
-        cases[case]()
-    except ValueError as error:
-        # what comes afterwards is not disturbed
-        assert parallel.all_reduce(torch.ones(2)).tolist() == [ranks, ranks]
-        return str(error)
-    return "accepted"
+    for case, call in cases.items():
+        try:
+            call()
+        except ValueError as error:
+            said[case] = str(error)
+        assert parallel.all_reduce(torch.ones(2)).tolist() == [ranks, ranks], case
+    return said
 
 
-@pytest.mark.parametrize(
-    ("case", "says"),
-    [
-        ("shape", "the ranks disagree: rank 0 has all_gather((2,), torch.float32"),
-        ("rank", "rank 1 has all_gather((2, 2), torch.float32"),
-        ("dtype", "rank 1 has add_up((4, 4), torch.float64"),
-        ("dim", "rank 1 has all_gather((4, 4), torch.float32, 1)"),
-        ("no dim", "all_gather: dim: expected a dimension of shape (4, 4), got 2"),
-        ("gradient", "rank 1 has shift((4, 4), torch.float32, with gradient, hops=1)"),
-        ("hops", "rank 1 has shift((4, 4), torch.float32, hops=2)"),
-        ("one divides not", "rank 1: x: expected a length divisible by"),
-        ("divides", "reduce_scatter: x: expected a length divisible by"),
-        ("exchange", "all_to_all: x: expected a length divisible by"),
-        ("another", "rank 1 has all_gather((4, 4)"),
-        ("no tensor", "add_up: rank 1: x: expected a tensor, got list"),
-        ("device", "replicate: rank 1: x: expected device cpu as the group, got meta"),
-    ],
-)
-def test_what_does_not_fit_is_refused_on_every_rank(case, says):
-    for ranks in (2, 4) if case in ("shape", "one divides not") else (2,):
-        how = "spawn" if case == "no tensor" else None  # there, types are not checked first
-        messages = parallel.run(refused, ranks, case, timeout=25, start=how)
-        assert says in messages[0] or (case == "another" and says in messages[1])
-        if case != "another":  # there the ranks do not even agree on the name
-            assert set(messages) == {messages[0]}
+@pytest.mark.usefixtures("as_shipped")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_does_not_fit_is_refused_on_every_rank(ranks):
+    says = {
+        "shape": "the ranks disagree: rank 0 has all_gather((2,), torch.float32",
+        "rank": "rank 1 has all_gather((2, 2), torch.float32",
+        "dtype": "rank 1 has add_up((4, 4), torch.float64",
+        "dim": "rank 1 has all_gather((4, 4), torch.float32, 0)",
+        "no dim": "all_gather: dim: expected a dimension of shape (4, 4), got 2",
+        "gradient": "rank 1 has shift((4, 4), torch.float32, with gradient, hops=1)",
+        "hops": "rank 1 has shift((4, 4), torch.float32, hops=2)",
+        "one divides not": "rank 1: x: expected a length divisible by",
+        "divides": "reduce_scatter: x: expected a length divisible by",
+        "exchange": "all_to_all: x: expected a length divisible by",
+        "another": "rank 1 has all_gather((4, 4)",
+        "no tensor": "add_up: rank 1: x: expected a tensor, got list",
+        "device": "replicate: rank 1: x: expected device cpu as the group, got meta",
+    }
+    found = parallel.run(refused, ranks, timeout=25)
+    for case, start in says.items():
+        messages = {of_rank.get(case, "accepted") for of_rank in found}
+        if case == "another":  # there, the ranks do not even agree on the name
+            assert len(messages) == 2
+        else:
+            assert len(messages) == 1, case
+        assert all(start in message for message in messages), case
     assert nobody_left()
 
 
@@ -226,8 +238,9 @@ def outside(rank):
     return "inside"
 
 
+@pytest.mark.usefixtures("as_shipped")
 def test_a_rank_outside_the_group_is_told():
-    said = parallel.run(outside, 2, timeout=25, start="spawn")
+    said = parallel.run(outside, 2, timeout=25)
     assert said == ["inside", "group: rank 1 is not in the group"]
 
 
@@ -250,10 +263,10 @@ def test_run_returns_what_the_ranks_return_in_their_order():
     assert nobody_left()
 
 
+@linux
 def test_run_takes_a_closure_where_processes_are_forked():
     here = 5
-    if multiprocessing.get_start_method(allow_none=True) != "spawn" and os.name == "posix":
-        assert parallel.run(lambda rank: rank + here, 2, timeout=15, start="fork") == [5, 6]
+    assert parallel.run(lambda rank: rank + here, 2, timeout=15, start="fork") == [5, 6]
 
 
 def test_run_spawns_processes():
@@ -276,7 +289,6 @@ def fails(rank, how):
     return parallel.all_gather(torch.ones(2))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("how", "ranks_at_fault", "says"),
     [
@@ -287,10 +299,10 @@ def fails(rank, how):
         ("leaves", [0], "rank 0 waits in fails, line "),
     ],
 )
-def test_a_rank_that_fails_is_named_and_nobody_is_left(ranks, how, ranks_at_fault, says):
+def test_a_rank_that_fails_is_named_and_nobody_is_left(how, ranks_at_fault, says):
     start = time.monotonic()
     with pytest.raises(parallel.RankError) as caught:
-        parallel.run(fails, ranks, how, timeout=2)
+        parallel.run(fails, 4, how, timeout=2)
     assert time.monotonic() - start < 5
     assert says in str(caught.value)
     if how == "leaves":
@@ -303,33 +315,76 @@ def test_a_rank_that_fails_is_named_and_nobody_is_left(ranks, how, ranks_at_faul
 
 
 def orphans(rank, path):
-    with open(f"{path}{rank}", "w", encoding="utf-8") as file:
-        file.write(str(os.getpid()))
+    """Leaves the ids of this rank, of a process that it starts and of one that it forks."""
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    forked.start()
+    started = subprocess.Popen(["sleep", "60"])
+    with open(f"{path}{rank}.new", "w", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {forked.pid} {started.pid}")
+    os.rename(f"{path}{rank}.new", f"{path}{rank}")
+
+
+def orphans_left(rank, path, how):
+    orphans(rank, path)
+    if how == "returns":
+        return rank
+    if how == "raises":
+        raise KeyError("lost")
+    if how == "dies" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
+    return None
 
 
-def leads(path):
-    parallel.run(orphans, 2, path, timeout=50)
-
-
-def test_the_ranks_end_with_a_parent_that_is_killed(tmp_path):
-    context = multiprocessing.get_context("fork")
-    parent = context.Process(target=leads, args=(str(tmp_path / "rank"),))
-    parent.start()
-    paths = [tmp_path / f"rank{rank}" for rank in range(2)]
-    for _ in range(100):
-        if all(path.exists() and path.read_text(encoding="utf-8") for path in paths):
-            break
-        time.sleep(0.1)
-    parent.kill()
-    parent.join()
-    pids = [int(path.read_text(encoding="utf-8")) for path in paths]
+def gone(path):
+    """Waits until none of the processes is left that the ranks have written down."""
+    pids = [
+        int(pid) for r in range(2) for pid in (path.parent / f"rank{r}").read_text().split()
+    ]
+    assert len(pids) == 6
     for _ in range(50):
         alive = [pid for pid in pids if is_alive(pid)]
         if not alive:
-            return
+            return True
         time.sleep(0.1)
     raise AssertionError(f"still there: {alive}")
+
+
+@linux
+@pytest.mark.parametrize("how", ["returns", "raises", "dies", "is late"])
+def test_what_the_ranks_have_started_ends_with_them(how, tmp_path):
+    start, path = time.monotonic(), tmp_path / "rank"
+    inputs = {"timeout": 1 if how == "is late" else 20}
+    if how == "returns":
+        assert parallel.run(orphans_left, 2, str(path), how, **inputs) == [0, 1]
+    else:
+        with pytest.raises(parallel.RankError) as caught:
+            parallel.run(orphans_left, 2, str(path), how, **inputs)
+        if how == "dies":
+            assert caught.value.ranks == [1]
+            assert "rank 1 died (exit code -9)" in str(caught.value)
+    assert time.monotonic() - start < 10
+    assert gone(path) and nobody_left()
+
+
+def leads(path):
+    parallel.run(orphans_left, 2, path, "is late", timeout=50)
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_ranks_end_with_a_caller_that_is_killed_or_interrupted(number, tmp_path):
+    context = multiprocessing.get_context("fork")
+    parent = context.Process(target=leads, args=(str(tmp_path / "rank"),))
+    parent.start()
+    for _ in range(200):
+        if all((tmp_path / f"rank{rank}").exists() for rank in range(2)):
+            break
+        time.sleep(0.1)
+    os.kill(parent.pid, number)
+    parent.join(10)
+    assert parent.exitcode == (1 if number == signal.SIGINT else -number)
+    assert gone(tmp_path / "rank")
 
 
 def is_alive(pid):
@@ -338,6 +393,45 @@ def is_alive(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_what_spawned_processes_cannot_import_is_refused(monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"got test_.*<lambda> of a notebook or of another"
+    ):
+        parallel.run(lambda rank: rank, 1, start="spawn")
+    notebook = types.ModuleType("__main__")  # which comes from no file
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.setattr(addressed, "__module__", "__main__")
+    with pytest.raises(ValueError, match="import it, got addressed of a notebook"):
+        parallel.run(addressed, 1, start="spawn")
+
+
+def test_where_backward_has_threads_processes_are_spawned(monkeypatch):
+    monkeypatch.setattr(processes, "backward_has_threads", lambda: True)
+    assert processes.checked_start(addressed, 1, 1.0, None) == "spawn"
+    with pytest.raises(ValueError, match='CUDA_VISIBLE_DEVICES=""'):
+        parallel.run(lambda rank: rank, 1)
+
+
+@linux
+def test_threads_of_backward_are_known_by_their_name():
+    assert not processes.backward_has_threads()
+    ready, done = threading.Event(), threading.Event()
+
+    def named():
+        Path("/proc/thread-self/comm").write_text("pt_autograd_0", encoding="utf-8")
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=named)
+    thread.start()
+    ready.wait()
+    try:
+        assert processes.backward_has_threads()
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(

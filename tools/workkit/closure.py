@@ -12,6 +12,14 @@ def is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
+def imported(cells: list[dict]) -> set[str]:
+    """The modules that cells import."""
+    trees = [ast.parse(only_python(cell["source"])) for cell in cells]
+    imports = [n for tree in trees for n in ast.walk(tree) if is_import(n)]
+    names = {n.module or "" for n in imports if isinstance(n, ast.ImportFrom)}
+    return names | {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
+
+
 def is_check(source: str) -> bool:
     return any(CHECKS.match(line) for line in source.splitlines())
 

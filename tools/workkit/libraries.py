@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import multiprocessing
+import sys
 from importlib.util import find_spec
 from typing import Any
 
-from bookkit.grammar import only_python
-from workkit.closure import is_import
+from workkit.closure import imported
 from workkit.earlier import called
+from workkit.ranks import starts_processes
 
 SOME = ("safetensors", "tokenizers", "transformers")
 GET = "python -m pip install -r requirements.txt"
@@ -18,21 +17,17 @@ FORK = "a system that can copy a process"
 
 def absent(known: dict[str, Any]) -> list[str]:
     """The libraries that the cells of a chapter import and that are not here, and FORK."""
-    trees = [ast.parse(only_python(cell["source"])) for cell in known["cells"]]
-    imports = [n for tree in trees for n in ast.walk(tree) if is_import(n)]
-    names = {n.module or "" for n in imports if isinstance(n, ast.ImportFrom)}
-    names |= {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
-    wanted = {name.partition(".")[0] for name in names}
+    wanted = {name.partition(".")[0] for name in imported(known["cells"])}
     lacking = [name for name in SOME if name in wanted and find_spec(name) is None]
-    forks = "fork" in multiprocessing.get_all_start_methods()
-    return lacking if forks or "torch.distributed" not in names else [*lacking, FORK]
+    copied = sys.platform == "linux" or not starts_processes(known["cells"])
+    return lacking if copied else [*lacking, FORK]
 
 
 def asked(key: str, names: list[str]) -> str:
     """One line for the reader."""
     if FORK in names:
-        where = "Linux, macOS or WSL"
-        return f"The checks of {called(key)} start copies of a process: run them on {where}"
+        where = "they run on Linux, or on Windows in WSL"
+        return f"The checks of {called(key)} start copies of a process: {where}"
     *most, last = names
     list_, is_ = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
     where = called(key)

@@ -55,14 +55,14 @@ def raised(error: BaseException) -> Raised:
 def no_end(word: list[list]) -> Raised:
     """That ranks wait, or compute, without end."""
     seconds, ranks.PATIENCE[0] = ranks.PATIENCE[0], ranks.PATIENCE[-1]
-    waiting = [one for one in word if one[1]]
-    chosen = waiting or word
+    chosen = [one for one in word if not one[1]] or word
+    waiting = chosen[0][1]
     who = "rank " if len(chosen) == 1 else "ranks "
     who += " and ".join(str(rank) for rank, _, _ in chosen)
     verb = "wait" if waiting else "compute"
     said = f"{who} still {verb}{'s' * (len(chosen) == 1)}"
-    said += " for another" * bool(waiting) + f" after {seconds:.0f} seconds: "
-    said += "does every rank call the same collectives, in the same order?" * bool(waiting)
+    said += " for another" * waiting + f" after {seconds:.0f} seconds: "
+    said += "does every rank call the same collectives, in the same order?" * waiting
     said += "is there a loop without end?" * (not waiting)
     frames = [FrameSummary(f, n, at, line=line) for f, n, at, line in chosen[0][2]]
     return Raised("No end", said, frames, verb)

@@ -10,30 +10,36 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
+from workkit.closure import imported
+
 STUCK = 97  # the status of a process that has ended itself
-PATIENCE = [15.0, 4.0]  # seconds: for the first that has no end, and for those after it
+PATIENCE = [18.0, 6.0]  # seconds: for the first that has no end, and for those after it
 PIPE: list[int] = []  # in which they leave word: its end to read, and its end to write
 
 
-def watch_ranks() -> None:
-    """From here on, each process that joins a group ends itself after a while.
+def starts_processes(cells: list[dict]) -> bool:
+    return "torch.distributed" in imported(cells)
 
-    It is a copy of this one: a function of a check is none that another could import.
+
+def watch_ranks(cells: list[dict]) -> None:
+    """If they start processes: each that joins a group will end itself after a while.
+
+    They are copies of this one, in which no GPU may have been used: here none is seen.
     """
+    if not starts_processes(cells):
+        return
     import torch.distributed as dist
-    from torch import multiprocessing
 
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     PIPE[:] = os.pipe()
     os.set_blocking(PIPE[0], False)
-    if sys.platform == "darwin":  # where `run` would begin with an empty one
-        fork = multiprocessing.get_context("fork")
-        multiprocessing.get_context = lambda *_: fork
-    if dist.is_available() and not hasattr(dist.init_process_group, "watched"):
+    if not hasattr(dist.init_process_group, "watched"):
         dist.init_process_group = watched(dist.init_process_group)
 
 
@@ -56,7 +62,11 @@ def watched(join: Any) -> Any:
 def give_up(rank: int, main: int) -> None:
     """Ends this process, if it is in the function that it was started for."""
     frames = traceback.extract_stack(sys._current_frames()[main])
+    begun = [n for n, frame in enumerate(frames) if frame.name == "_bootstrap"]
+    frames = frames[begun[-1] :] if begun else frames  # before it are those of the parent
     waits = any(Path(f.filename).parts[-3:-1] == ("torch", "distributed") for f in frames)
+    worked = time.clock_gettime(time.pthread_getcpuclockid(main))
+    waits = waits or worked < PATIENCE[0] / 20
     mine = [f for f in frames if in_cell(f.filename) or in_package(f.filename)]
     if len(mine) < 2:  # it has returned, and what has started it waits for the others
         return

@@ -63,7 +63,6 @@ def prepare(folder: Path) -> None:
 
     plt.switch_backend("agg")
     plt.show = lambda *_, **__: plt.close("all")
-    watch_ranks()
     os.chdir(folder / "book")
     sys.path.insert(0, str(folder))
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -86,6 +85,7 @@ def run(cells: list[dict], owner: dict[str, str], tell: Any, then: Any = None) -
 
     `then` is called before the exercises, in their place.
     """
+    watch_ranks(cells)
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     tracer = Tracer(module.__dict__, owner)
