@@ -55,6 +55,8 @@ class Tracer:
         table = symtable.symtable(text or "pass", file, "exec")
         uses, makes = set(global_names(table)), touched(text or "pass")
         uses |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+        caught = {n.name for n in ast.walk(node) if isinstance(n, ast.ExceptHandler)}
+        uses, makes = uses - caught, makes - caught  # the error is gone after it
         behind = self.owners_of(uses) | ({blank} if blank else set())
         self.at |= {"uses": sorted(behind), "assert": isinstance(node, ast.Assert)}
         definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
