@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
 from attnlib.base import BaseAttention
@@ -98,8 +98,8 @@ def refuse_uneven(
 
 
 def heads_for_tokens(
-    x: Float[Tensor, "*batch heads shard d"], group: Group = None
-) -> Float[Tensor, "*batch own_heads tokens d"]:
+    x: Num[Tensor, "*batch heads shard d"], group: Group = None
+) -> Num[Tensor, "*batch own_heads tokens d"]:
     """All heads of a P-th of the tokens, in exchange for a P-th of the heads of all.
 
     Source: chapter 25, eq-heads-for-tokens.
@@ -108,8 +108,8 @@ def heads_for_tokens(
 
 
 def tokens_for_heads(
-    x: Float[Tensor, "*batch own_heads tokens d"], group: Group = None
-) -> Float[Tensor, "*batch heads shard d"]:
+    x: Num[Tensor, "*batch own_heads tokens d"], group: Group = None
+) -> Num[Tensor, "*batch heads shard d"]:
     """The inverse of `heads_for_tokens`, and its gradient.
 
     Source: chapter 25, eq-heads-for-tokens.
@@ -130,10 +130,10 @@ def mask_for_heads(mask: Mask, query: Tensor, group: Group = None) -> Mask:
 
     Source: chapter 25, eq-heads-for-tokens.
     """
-    kind, (heads, tokens) = mask.dtype, query.shape[-3:-1]
+    (heads, tokens), boolean = query.shape[-3:-1], mask.dtype == torch.bool
     mask = mask[(None,) * (2 - mask.dim())]
     rows = mask.shape[-2]
-    mask = mask.view(torch.uint8) if kind == torch.bool else mask  # as it travels
+    mask = mask.view(torch.uint8) if boolean else mask  # as it travels
     if mask.dim() > 2 and mask.shape[-3] == heads:
         mask = heads_for_tokens(mask, group)
     else:
@@ -143,11 +143,11 @@ def mask_for_heads(mask: Mask, query: Tensor, group: Group = None) -> Mask:
             mask = mask[..., :1, :]
         else:
             mask = mask.repeat_interleave(tokens, -2)
-    return mask.view(kind)
+    return mask.view(torch.bool) if boolean else mask
 
 
 def head_attention(
-    query: Float[Tensor, "*batch heads queries d_k"],
+    query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*shared keys d_k"],
     value: Float[Tensor, "*shared keys d_v"],
     *,
