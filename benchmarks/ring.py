@@ -1,28 +1,28 @@
 """A ring of ranks: memory of a rank against the length, and time beside that of one rank.
 
 Each rank is a process of this machine with one thread; messages go by gloo. Everything is
-causal, in float32, forward and backward.
+causal, in float32.
 
-- memory: the peak of the resident memory of a rank above its inputs, for whole texts of
-  several lengths on 1, 2 and 4 ranks.
-- hop: latency and bandwidth between two ranks, from hops of several sizes.
-- times, for c tokens of a rank and each order: one text of 2c tokens on one rank and on two,
-  and the parts by themselves, a rank's own keys and those of another rank, while both ranks
-  compute and nothing travels. From the parts and the hop a model says what the two ranks
-  should take (`modeled`); chapter 24 asks it about more of them.
+- hops: seconds between two ranks, for several sizes; from them latency and bandwidth.
+- times, for c tokens of a rank and each order: one text of 2c tokens on one rank and on
+  two, forward, and with backward. And the parts of the forward pass by themselves, the
+  pairs with a rank's own keys and with those of the other, while both ranks compute and
+  nothing travels: of these chapter 24 makes a model, for two ranks and for more.
+- memory: the most bytes of tensors that a rank has at once, beside its inputs, forward and
+  backward, by PyTorch's profiler: texts of one head and several lengths on 1 to 8 ranks.
 
-    python benchmarks/ring.py            writes results/ring.json; needs Linux, for memory
+    python benchmarks/ring.py            writes results/ring.json
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from paired import write_record
+from torch.profiler import ProfilerActivity, profile
 
 from attnlib import parallel
 from attnlib.parallel.places import ORDERS
@@ -31,8 +31,8 @@ HEADS, KV_HEADS, FEATURES = 8, 2, 64
 SIZES = tuple(4**k for k in range(5, 13))  # bytes of a hop
 
 
-def median_time(work: Callable[[], object], rounds: int) -> float:
-    """Seconds of the slowest rank, median of some calls; a first one is not counted."""
+def fastest(work: Callable[[], object], rounds: int) -> float:
+    """Seconds of the slowest rank, in the fastest call; a first one is not counted."""
     times = []
     for _ in range(rounds + 1):
         dist.barrier()
@@ -41,18 +41,24 @@ def median_time(work: Callable[[], object], rounds: int) -> float:
         took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
         dist.all_reduce(took, dist.ReduceOp.MAX)
         times.append(took.item())
-    return statistics.median(times[1:])
+    return min(times[1:])
 
 
-def attention(positions, group=None, heads=HEADS, kv_heads=KV_HEADS) -> Callable[[], None]:
-    """A call forward and backward, of the tokens at some positions of queries and keys."""
-    shapes = [(heads, len(positions[0]), FEATURES)]
-    shapes += [(kv_heads, len(positions[1]), FEATURES)] * 2
-    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+def attention(
+    positions: tuple[torch.Tensor, torch.Tensor],
+    backward: bool = True,
+    group: dist.ProcessGroup | None = None,
+    heads: tuple[int, int] = (HEADS, KV_HEADS),
+) -> Callable[[], None]:
+    """A call for the tokens at some positions of queries and keys."""
+    tokens = [len(x) for x in positions]
+    shapes = [(heads[0], tokens[0], FEATURES), *[(heads[1], tokens[1], FEATURES)] * 2]
+    inputs = [torch.randn(shape, requires_grad=backward) for shape in shapes]
 
     def call() -> None:
         output = parallel.ring_attention(*inputs, positions, causal=True, group=group)
-        output.backward(torch.ones_like(output))
+        if backward:
+            output.backward(torch.ones_like(output))
 
     return call
 
@@ -62,15 +68,18 @@ def hop_times(rank: int, rounds: int) -> list[dict[str, float]]:
     rows = []
     for size in SIZES:
         row = torch.zeros(size // 4)
-        took = median_time(lambda row=row: parallel.post_shift((row,))(), 4 * rounds)
+        took = fastest(lambda row=row: parallel.post_shift((row,))(), 2 * rounds)
         rows.append({"bytes": size, "seconds": took})
     return rows
 
 
-def whole_time(rank: int, tokens: int, rounds: int) -> float:
+def whole_times(rank: int, tokens: int, rounds: int) -> dict[str, float]:
     """Seconds of one rank for a whole text."""
-    text = torch.arange(tokens)
-    return median_time(attention((text, text)), rounds)
+    text = (torch.arange(tokens),) * 2
+    return {
+        "whole": fastest(attention(text, False), rounds),
+        "whole_both": fastest(attention(text), rounds),
+    }
 
 
 def ring_times(rank: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -79,81 +88,53 @@ def ring_times(rank: int, tokens: int, rounds: int) -> dict[str, dict[str, float
     found = {}
     for order in ORDERS:
         places = [parallel.shard_positions(2 * tokens, 2, r, order) for r in range(2)]
-        mine = places[rank]
-        late = places[1]  # rank 1 has pairs with the keys of rank 0 in every order
+        mine = (places[rank], places[rank])
+        late, early = places[1], places[0]  # rank 1 sees keys of rank 0 in every order
         found[order] = {
-            "ring": median_time(attention((mine, mine)), rounds),
-            "own": median_time(attention((late, late), alone), rounds),
-            "other": median_time(attention((late, places[0]), alone), rounds),
+            "ring": fastest(attention(mine, False), rounds),
+            "own": fastest(attention((late, late), False, alone), rounds),
+            "other": fastest(attention((late, early), False, alone), rounds),
+            "ring_both": fastest(attention(mine), rounds),
         }
     return found
 
 
-def hop_fit(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Latency in seconds and bandwidth in bytes a second: first and last of the hops."""
-    first, last = rows[0], rows[-1]
-    bandwidth = (last["bytes"] - first["bytes"]) / (last["seconds"] - first["seconds"])
-    return {"latency": first["seconds"], "bandwidth": bandwidth}
-
-
-def modeled(
-    ranks: int, tokens: int, parts: dict[str, float], hop: dict[str, float]
-) -> float:
-    """Seconds on P ranks: its own keys, then P - 1 times those of others or their hops.
-
-    A step of the ring sends, beside the computation, keys and values forward, the same
-    backward, and their gradients backward; the last gradients go home by themselves.
-    """
-    sent = 2 * KV_HEADS * tokens * FEATURES * 4
-    send = hop["latency"] + sent / hop["bandwidth"]
-    steps = max(parts["other"], 3 * send)
-    return parts["own"] + (ranks - 1) * steps + (send if ranks > 1 else 0)
-
-
-def status(name: str) -> int:
-    """A line of /proc/self/status, in KiB."""
-    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-        if line.startswith(name):
-            return int(line.split()[1])
-    raise ValueError(f"no {name} in /proc/self/status")
-
-
-def memory(rank: int, tokens: int) -> float:
-    """MiB of this rank's peak above its inputs, for one head and its part of a text."""
+def memory(rank: int, tokens: int) -> int:
+    """Most bytes of tensors at once, beside its inputs, for one head and a rank's part."""
     ranks = dist.get_world_size()
-    places = parallel.shard_positions(64 * ranks, ranks, rank)
-    attention((places, places), None, 1, 1)()  # libraries are loaded
     places = parallel.shard_positions(tokens, ranks, rank)
-    call = attention((places, places), None, 1, 1)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = status("VmRSS")
-    call()
-    return (status("VmHWM") - before) / 1024
+    call = attention((places, places), heads=(1, 1))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = watched.profiler.kineto_results.events()
+    events = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate(nbytes for _, nbytes in events))
 
 
 def main() -> None:
     """Measures and writes the record."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024, 2048])
-    options.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384])
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024])
+    options.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
     given = options.parse_args()
-    rows = parallel.run(hop_times, 2, given.rounds, timeout=600)[0]
-    hop = hop_fit(rows)
+    hops = parallel.run(hop_times, 2, given.rounds, timeout=600)[0]
+    first, last = hops[0], hops[-1]
+    bandwidth = (last["bytes"] - first["bytes"]) / (last["seconds"] - first["seconds"])
     record = {"heads": HEADS, "kv_heads": KV_HEADS, "features": FEATURES}
-    record |= {"rounds": given.rounds, "hops": rows, **hop, "times": [], "memory": []}
+    record |= {"rounds": given.rounds, "hops": hops, "bandwidth": bandwidth}
+    record |= {"latency": first["seconds"], "times": [], "memory": []}
     for tokens in given.tokens:
-        whole = parallel.run(whole_time, 1, 2 * tokens, given.rounds, timeout=600)[0]
+        whole = parallel.run(whole_times, 1, 2 * tokens, given.rounds, timeout=600)[0]
         found = parallel.run(ring_times, 2, tokens, given.rounds, timeout=600)[0]
         for order, times in found.items():
-            model = modeled(2, tokens, times, hop)
-            row = {"tokens": tokens, "order": order, "whole": whole, **times}
-            record["times"].append(row | {"modeled": model})
-            print(row, f"modeled {model:.4f}", flush=True)
+            row = {"tokens": tokens, "order": order, **whole, **times}
+            record["times"].append(row)
+            print(row, flush=True)
     for tokens in given.lengths:
-        for ranks in (1, 2, 4):
-            peaks = parallel.run(memory, ranks, tokens, timeout=600)
-            row = {"tokens": tokens, "ranks": ranks, "mib": round(max(peaks), 1)}
+        for ranks in (1, 2, 4, 8):
+            most = max(parallel.run(memory, ranks, tokens, timeout=600))
+            row = {"tokens": tokens, "ranks": ranks, "bytes": most}
             record["memory"].append(row)
             print(row, flush=True)
     write_record("ring", record)

@@ -81,6 +81,51 @@ def agree(
     raise ValueError(f"{what}: the ranks disagree: " + "; ".join(lines))
 
 
+def agree_after(
+    what: str, check: Callable[[], Sequence[object]], group: ProcessGroup | None = None
+) -> None:
+    """Raises on every rank what is wrong on one, so that no rank waits for another.
+
+    Args:
+        what: the operation, for the message.
+        check: looks at what this rank has; raises, or returns what must be the same on
+            each rank.
+        group: the ranks; None for all. With one rank, or without a group, `check` is
+            called, and what it raises is raised.
+
+    Raises:
+        ValueError: on every rank: `check` raised on some rank, or the ranks disagree.
+
+    Source: chapter 23.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        check()
+        return
+    facts: Sequence[object] = ()
+    problem = ""
+    try:
+        facts = check()
+    except Exception as error:  # whatever it is, the others must not wait
+        problem = str(error) or type(error).__name__
+    agree(what, facts, group, problem)
+
+
+def refuse_other_device(name: str, x: Tensor, group: ProcessGroup | None) -> None:
+    """Refuses a tensor on a device between whose ranks the group does not carry.
+
+    Raises:
+        ValueError: it is on another device.
+
+    Source: chapter 23.
+    """
+    backend = str(dist.get_backend(group))
+    carried = {"gloo": "cpu", "nccl": "cuda"}
+    devices = [device for carrier, device in carried.items() if carrier in backend]
+    if devices and x.device.type not in devices:
+        expected = f"expected device {' or '.join(devices)} as the group"
+        raise ValueError(f"{name}: {expected}, got {x.device}")
+
+
 def agree_on(
     what: str, x: Tensor, group: ProcessGroup, *facts: object, divided: int | None = None
 ) -> None:
@@ -94,15 +139,14 @@ def agree_on(
     Source: chapter 23.
     """
     problem, about = "", ()
-    backend, ranks = str(dist.get_backend(group)), dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     if not isinstance(x, Tensor):
         problem = f"x: expected a tensor, got {type(x).__name__}"
     else:
-        carried = {"gloo": "cpu", "nccl": "cuda"}
-        devices = [device for name, device in carried.items() if name in backend]
-        if devices and x.device.type not in devices:
-            problem = f"x: expected device {' or '.join(devices)} as the group, "
-            problem += f"got {x.device}"
+        try:
+            refuse_other_device("x", x, group)
+        except ValueError as error:
+            problem = str(error)
         for dim in facts:
             if isinstance(dim, int) and not problem and not -x.ndim <= dim < x.ndim:
                 problem = f"dim: expected a dimension of shape {tuple(x.shape)}, got {dim}"
@@ -398,14 +442,15 @@ def rank_gradients(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The gradients of this rank's inputs by backward, and by central differences.
 
-    The loss is the sum over the ranks of ⟨function(*inputs), w⟩ with fixed weights w. For
-    the differences, one number of one rank changes at a time, and all ranks compute.
+    The loss is the sum over the ranks of ⟨y, w⟩, with fixed weights w and y what the
+    function returns. For the differences, one number of one rank changes at a time, and all
+    ranks compute.
 
     Args:
         function: of this rank's inputs; calls collectives. Returns one tensor.
         inputs: float64, of as many numbers on each rank.
 
-    Source: eq-pairing-ranks, chapter 23; eq-finite-difference, chapter 10.
+    Source: eq-pairing-ranks, chapter 23; eq-central-difference, chapter 10.
     """
     group, rank, ranks = world(group)
     copies = (x.detach().clone(memory_format=torch.contiguous_format) for x in inputs)

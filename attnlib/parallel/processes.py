@@ -56,7 +56,7 @@ def run(
     timeout: int | float = 60.0,
     start: str | None = None,
 ) -> list[Any]:
-    """Calls function(rank, *args) in each of `ranks` processes, which form a group.
+    """Calls `function(rank, *args)` in each of `ranks` processes, which form a group.
 
     Args:
         function: called with the rank first. Spawned processes must be able to import it;

@@ -32,6 +32,8 @@ from attnlib.parallel import (
 from attnlib.testing import check_attention
 
 RANKS = (1, 2, 4)
+SLOW = [2, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 4))]
+ORDERS = {1: places.ORDERS[:1], 2: places.ORDERS, 4: places.ORDERS}
 TEXT = 16
 
 
@@ -154,7 +156,7 @@ PLAIN = {
 def all_cases(rank, tile):
     places.TILE, places.MIXED = tile, max(2, tile // 4)
     done = 0
-    for order in places.ORDERS:
+    for order in ORDERS[dist.get_world_size()]:
         for name, case in CASES.items():
             if case.get("documents") and case.get("queries", 0) > TEXT:
                 continue
@@ -165,10 +167,10 @@ def all_cases(rank, tile):
     return done
 
 
-@pytest.mark.parametrize(("ranks", "tile"), ((1, 3), (2, 1024), (4, 3)))
+@pytest.mark.parametrize(("ranks", "tile"), ((1, 3), (2, 1024), (4, 8)))
 def test_the_ring_is_the_attention_of_the_whole_text(ranks, tile):
     done = parallel.run(all_cases, ranks, tile)
-    assert set(done) == {3 * (5 * len(CASES) + 3 + 3)}
+    assert set(done) == {len(ORDERS[ranks]) * (5 * len(CASES) + 3 + 3)}
     assert not multiprocessing.active_children()
 
 
@@ -249,7 +251,7 @@ def contract(rank):
     check_attention(lambda: Sharded(**options), leading=((2,),), dtypes=(torch.bfloat16,))
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", SLOW)
 def test_the_sharded_form_keeps_the_contract(ranks, as_shipped):
     parallel.run(contract, ranks)
 
@@ -282,8 +284,8 @@ def counted(rank, window, dtype):
 
 
 def all_counted(rank):
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for window in (None, 1, 2, 7, 8, 13, 14, 100):
+    for dtype in (torch.float64, torch.bfloat16):
+        for window in (None, 1, 2, 7, 8, 14):
             counted(rank, window, dtype)
 
 
@@ -343,11 +345,19 @@ BAD = {
         "positions": torch.arange(6),
         "mask": torch.ones(6, 6 * p) > 0,
     },
+    "sink: expected a floating": lambda r, p, c: last(r, p, sink=1.0),
+    "got one twice": lambda r, p, c: {"positions": torch.arange(6), "causal": True},
+    "rank 0 has": lambda r, p, c: last(
+        r, p, query=c["query"].clone().requires_grad_(), sink=torch.zeros(4, 1)
+    ),
+    "mask = torch.bool": lambda r, p, c: {
+        "mask": torch.ones(6, 6 * p) > 0 if r == p - 1 else torch.ones(6, 6 * p).double()
+    },
     "window = 3": lambda r, p, c: last(r, p, window=3),
     "causal = True": lambda r, p, c: last(r, p, causal=True),
     "scale = 0.5": lambda r, p, c: last(r, p, scale=0.5),
     "positions = None": lambda r, p, c: last(r, p, positions=None),
-    "mask = given": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
+    "mask = None": lambda r, p, c: last(r, p, mask=torch.ones(6, 6 * p) > 0),
     "key = torch.float64 (2, 5, 8)": lambda r, p, c: last(
         r, p, key=c["key"][:, :5], value=c["value"][:, :5],
         positions=(c["positions"], c["positions"][:5]),
@@ -469,3 +479,42 @@ def test_a_copy_has_the_group_and_nothing_else(as_shipped):
     assert (twin.causal, twin.scale, twin.window, twin.order) == (True, 0.5, 3, "striped")
     twin.said.append(2)
     assert heads.said == [1]
+
+
+def one_without_grad(rank):
+    inputs = [drawn(4, 6, 8, seed=i).requires_grad_() for i in range(3)]
+    with torch.set_grad_enabled(rank > 0), pytest.raises(ValueError, match="requires_grad"):
+        ring_attention(*inputs, causal=True)
+    sink = torch.zeros(4, 1, dtype=torch.float64, requires_grad=rank > 0)
+    plain = [x.detach() for x in inputs]
+    ring_attention(*plain, sink=sink).sum()  # a sink does not travel: no backward hops
+    output = ring_attention(*inputs, causal=True)
+    (output.sum() if rank else (output * 0).sum()).backward()
+
+
+def test_a_rank_without_gradients(as_shipped):
+    parallel.run(one_without_grad, 2)
+
+
+@pytest.mark.parametrize("order", ("zigzag", "striped"))
+def test_tiles_that_are_cut_are_halved(order):
+    """In zigzag, half of the pairs of a later step; in stripes, what a triangle takes."""
+    ranks, tokens, rule = 4, 2048, places.Rule(causal=True)
+    shards = [shard_positions(ranks * tokens, ranks, r, order) for r in range(ranks)]
+    every = torch.stack([torch.stack([x, torch.zeros_like(x)]) for x in shards])
+    for rank in range(ranks):
+        rest = (ranks - 1, rank, None, 1.0, torch.device("cpu"))
+        plan = places.RingPlan(rule, every[rank], every, *rest)
+        for step in range(1, ranks):
+            tiles = list(plan.tiles(step, None))
+            found = sum((i.stop - i.start) * (j.stop - j.start) for i, j, _, _ in tiles)
+            more = tokens * places.MIXED // 2 if order == "striped" else 0
+            assert found == tokens**2 // 2 + more
+
+
+def test_hops_of_many_ranks():
+    rule, row = places.Rule(causal=True, window=3000), torch.arange(1024 * 1024)
+    shards = row.view(1024, 1, 1024)
+    every = torch.cat([shards, torch.zeros_like(shards)], dim=1)
+    assert places.hops_needed(rule, every, every) == 3
+    assert places.hops_needed(rule, every, every[:, :, :0]) == 0

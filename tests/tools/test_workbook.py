@@ -593,6 +593,17 @@ def test_a_failure_that_names_no_definition_counts_against_the_one_before_it():
     assert judge(known, seen, {"a.one": "written"})["a.one"]["state"] == "failed"
 
 
+def test_a_class_of_which_a_part_is_not_written_has_not_passed():
+    came = "NotImplementedError: One.backward: this is yours to write"
+    seen = [note("passed", "a.One"), note("unwritten", "a.One", came=came)]
+    known = {"blanks": {"a.One": {"labels": []}}, "mistakes": []}
+    assert judge(known, seen, {"a.One": "written"})["a.One"]["state"] == "passed"
+    seen[1]["running"] = ["cell", "a.One"]
+    (found,) = judge(known, seen, {"a.One": "written"}).values()
+    said = "One.backward: this is yours to write"
+    assert found == {"state": "failed", "problem": said}
+
+
 def test_a_mistake_is_named_whatever_a_later_definition_makes_of_it():
     """Ours may notice where the reader's, which is right in another way, does not."""
     seen = [note("failed", "a.one", key="1"), note("passed", "", key="2")]
@@ -791,7 +802,7 @@ def test_a_wrong_name_offers_a_near_one(folder, capsys):
     assert "those of chapter 1 are `apply_mask`" in said and "LayerNorm" not in said
     assert cli.main(folder, ["99"]) == 2
     said = capsys.readouterr().err
-    assert said == "there is no chapter 99; chapters are 1 to 22 and E\n"
+    assert said == "there is no chapter 99; chapters are 1 to 25 and E\n"
 
 
 def test_a_check_is_stopped(folder, capsys, monkeypatch):

@@ -23,7 +23,7 @@ def judge(
     order, notes = list(known["blanks"]), with_owners(notes)
     failing: dict[str, list[dict]] = defaultdict(list)
     passing: set[str] = set()
-    open_ones: set[str] = set()
+    begun: dict[str, str] = {}  # what is left of a class of which some is written
     for note in notes:
         mine = [name for name in order if name in note["uses"]]
         if note["kind"] in BAD and mine:
@@ -31,8 +31,8 @@ def judge(
             failing[(ran or mine)[-1]].append(note)
         elif note["kind"] == "passed":
             passing.update(mine)
-        elif note["kind"] == "unwritten":
-            open_ones.update(mine)
+        elif note["kind"] == "unwritten" and note.get("running"):
+            begun[note["running"][-1]] = note["came"].partition(": ")[2]
     found: dict[str, dict[str, Any]] = {}
     failed: set[str] = set()
     for name in order:
@@ -46,6 +46,8 @@ def judge(
             found[who] = {"state": "failed"} | why
         elif failing[name]:
             found[name] = {"state": "waits", "for": sorted(failed)}
+        elif name in begun:
+            found[name] = {"state": "failed", "problem": begun[name]}
         elif name in passing:
             found[name] = {"state": "passed"}
         else:

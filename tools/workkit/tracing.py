@@ -100,7 +100,7 @@ class Tracer:
         said = came.said if kind == "failed" else f"{came.name}: {came.said}"
         known = [came.name, digits(came.stuck or came.said[:400])]
         more: dict[str, Any] = {"place": ""}
-        if kind == "raised":
+        if kind in ("raised", "unwritten"):
             more["running"] = running(came.frames)
             mine = [n for n in self.owner.values() if n in more["running"]]
             more["place"] = place_in(came.frames, mine[-1:] if came.stuck else mine)
