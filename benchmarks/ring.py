@@ -8,20 +8,21 @@ causal, in float32.
   two, forward, and with backward. And the parts of the forward pass by themselves, the
   pairs with a rank's own keys and with those of the other, while both ranks compute and
   nothing travels: of these chapter 24 makes a model, for two ranks and for more.
-- memory: the peak of the resident memory of a rank above its inputs, forward and backward,
-  for whole texts of several lengths on 1, 2 and 4 ranks, of one head.
+- memory: the most bytes of tensors that a rank has at once, beside its inputs, forward and
+  backward, by PyTorch's profiler: texts of one head and several lengths on 1 to 8 ranks.
 
-    python benchmarks/ring.py            writes results/ring.json; needs Linux, for memory
+    python benchmarks/ring.py            writes results/ring.json
 """
 
 import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from paired import write_record
+from torch.profiler import ProfilerActivity, profile
 
 from attnlib import parallel
 from attnlib.parallel.places import ORDERS
@@ -98,25 +99,16 @@ def ring_times(rank: int, tokens: int, rounds: int) -> dict[str, dict[str, float
     return found
 
 
-def status(name: str) -> int:
-    """A line of /proc/self/status, in KiB."""
-    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-        if line.startswith(name):
-            return int(line.split()[1])
-    raise ValueError(f"no {name} in /proc/self/status")
-
-
-def memory(rank: int, tokens: int) -> float:
-    """MiB of this rank's peak above its inputs, for one head and its part of a text."""
+def memory(rank: int, tokens: int) -> int:
+    """Most bytes of tensors at once, beside its inputs, for one head and a rank's part."""
     ranks = dist.get_world_size()
-    places = parallel.shard_positions(64 * ranks, ranks, rank)
-    attention((places, places), heads=(1, 1))()  # libraries are loaded
     places = parallel.shard_positions(tokens, ranks, rank)
     call = attention((places, places), heads=(1, 1))
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = status("VmRSS")
-    call()
-    return (status("VmHWM") - before) / 1024
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = watched.profiler.kineto_results.events()
+    events = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate(nbytes for _, nbytes in events))
 
 
 def main() -> None:
@@ -124,7 +116,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024])
-    options.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
+    options.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
     given = options.parse_args()
     hops = parallel.run(hop_times, 2, given.rounds, timeout=600)[0]
     first, last = hops[0], hops[-1]
@@ -140,9 +132,9 @@ def main() -> None:
             record["times"].append(row)
             print(row, flush=True)
     for tokens in given.lengths:
-        for ranks in (1, 2, 4):
-            peaks = parallel.run(memory, ranks, tokens, timeout=600)
-            row = {"tokens": tokens, "ranks": ranks, "mib": round(max(peaks), 1)}
+        for ranks in (1, 2, 4, 8):
+            most = max(parallel.run(memory, ranks, tokens, timeout=600))
+            row = {"tokens": tokens, "ranks": ranks, "bytes": most}
             record["memory"].append(row)
             print(row, flush=True)
     write_record("ring", record)

@@ -58,8 +58,11 @@ def read_options():
 
 def refuse_bad_sizes(options, ranks):
     """The same on each rank, so that all refuse."""
+    for name in ("context", "tensor", "batch", "tokens", "steps", "every", "layers"):
+        if getattr(options, name) < 1:
+            raise SystemExit(f"--{name}: expected 1 or more")
     parts = options.context * options.tensor
-    if parts < 1 or ranks % parts:
+    if ranks % parts:
         raise SystemExit(f"--context · --tensor: {parts} does not divide {ranks} ranks")
     if options.tokens % options.context:
         raise SystemExit(
@@ -128,6 +131,8 @@ def main():
     first = dist.get_rank() == 0
     if first:
         print(f"{data} × {options.context} × {options.tensor} ranks, from step {start}")
+        if start >= options.steps:
+            print(f"nothing to do: {start} of {options.steps} steps are done")
 
     n = options.tokens // options.context
     here = slice(at_part * n, at_part * n + n + 1)  # and the token after

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from attnlib.parallel.heads import agree_after
+from attnlib.parallel.collectives import agree_after
 from attnlib.parallel.ring import ring_of
 
 
@@ -93,8 +93,9 @@ def load_checkpoint(
     """Reads the last whole checkpoint into model and optimizer; returns its step, or 0.
 
     The ranks may be others, and more or fewer, than those that wrote it; or one process
-    without a group. The optimizer gets all that it had, its rate of learning too, and
-    gradients are dropped.
+    without a group. The optimizer, of the same kind, gets all that it had, its rate of
+    learning too, and gradients are dropped. Another number of heads is not noticed: the
+    parameters have the same shapes.
 
     Raises:
         ValueError: on every rank: the model has other parameters than the checkpoint.

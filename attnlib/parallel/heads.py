@@ -6,11 +6,9 @@ It is called on each rank of a group of `torch.distributed`, by all of them.
 Derived in chapter 25, "Heads, layers, copies" (book/25_heads_layers_copies.ipynb).
 """
 
-from collections.abc import Callable, Sequence
-
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
 from attnlib.base import BaseAttention
@@ -19,44 +17,15 @@ from attnlib.flash.attention import FlashAttention, flash_attention
 from attnlib.grouped_query import add_sink
 from attnlib.masks import Mask
 from attnlib.multi_head import repeat_heads
-from attnlib.parallel.collectives import agree, all_gather, all_to_all
-from attnlib.parallel.ring import (
-    SharesGroup,
-    refuse_bad_shard,
+from attnlib.parallel.collectives import (
+    agree_after,
+    all_gather,
+    all_to_all,
     refuse_other_device,
-    ring_of,
 )
+from attnlib.parallel.ring import SharesGroup, refuse_bad_shard, ring_of
 
 Group = dist.ProcessGroup | None
-
-
-def agree_after(
-    what: str, check: Callable[[], Sequence[object]], group: Group = None
-) -> None:
-    """Raises on every rank what is wrong on one, so that no rank waits for another.
-
-    Args:
-        what: the operation, for the message.
-        check: looks at what this rank has; raises, or returns what must be the same on
-            each rank.
-        group: the ranks; `None` means all.
-
-    Raises:
-        Exception: on a single rank, and outside of a process group, what `check` raised.
-        ValueError: `check` raised on some rank, or the ranks disagree.
-
-    Source: chapter 25; chapter 23 for `agree`.
-    """
-    if ring_of(group)[1] == 1:
-        check()
-        return
-    facts: Sequence[object] = ()
-    problem = ""
-    try:
-        facts = check()
-    except Exception as error:  # whatever it is: the others must not wait for it
-        problem = str(error) or type(error).__name__
-    agree(what, facts, group, problem)
 
 
 def refuse_uneven(
@@ -77,9 +46,9 @@ def refuse_uneven(
         shape = tuple(query.shape)
         raise ValueError(f"query: expected (..., heads, tokens, d), got shape {shape}")
     if ranks > 1:
-        refuse_other_device(query, group)
+        refuse_other_device("query", query, group)
     heads, kv_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
-    if heads % ranks:
+    if heads % ranks or ranks > 1 > heads:
         raise ValueError(
             f"query: expected a number of heads that {ranks} ranks divide, got {heads}"
         )
@@ -98,8 +67,8 @@ def refuse_uneven(
 
 
 def heads_for_tokens(
-    x: Float[Tensor, "*batch heads shard d"], group: Group = None
-) -> Float[Tensor, "*batch own_heads tokens d"]:
+    x: Num[Tensor, "*batch heads shard d"], group: Group = None
+) -> Num[Tensor, "*batch own_heads tokens d"]:
     """All heads of a P-th of the tokens, in exchange for a P-th of the heads of all.
 
     Source: chapter 25, eq-heads-for-tokens.
@@ -108,8 +77,8 @@ def heads_for_tokens(
 
 
 def tokens_for_heads(
-    x: Float[Tensor, "*batch own_heads tokens d"], group: Group = None
-) -> Float[Tensor, "*batch heads shard d"]:
+    x: Num[Tensor, "*batch own_heads tokens d"], group: Group = None
+) -> Num[Tensor, "*batch heads shard d"]:
     """The inverse of `heads_for_tokens`, and its gradient.
 
     Source: chapter 25, eq-heads-for-tokens.
@@ -130,10 +99,10 @@ def mask_for_heads(mask: Mask, query: Tensor, group: Group = None) -> Mask:
 
     Source: chapter 25, eq-heads-for-tokens.
     """
-    kind, (heads, tokens) = mask.dtype, query.shape[-3:-1]
+    (heads, tokens), boolean = query.shape[-3:-1], mask.dtype == torch.bool
     mask = mask[(None,) * (2 - mask.dim())]
     rows = mask.shape[-2]
-    mask = mask.view(torch.uint8) if kind == torch.bool else mask  # as it travels
+    mask = mask.view(torch.uint8) if boolean else mask  # as it travels
     if mask.dim() > 2 and mask.shape[-3] == heads:
         mask = heads_for_tokens(mask, group)
     else:
@@ -143,11 +112,11 @@ def mask_for_heads(mask: Mask, query: Tensor, group: Group = None) -> Mask:
             mask = mask[..., :1, :]
         else:
             mask = mask.repeat_interleave(tokens, -2)
-    return mask.view(kind)
+    return mask.view(torch.bool) if boolean else mask
 
 
 def head_attention(
-    query: Float[Tensor, "*batch heads queries d_k"],
+    query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*shared keys d_k"],
     value: Float[Tensor, "*shared keys d_v"],
     *,

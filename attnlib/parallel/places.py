@@ -16,50 +16,6 @@ from torch import Tensor
 from attnlib.flash.tiles import mask_tile, row_blocks
 from attnlib.masks import both_masks
 
-ORDERS = ("contiguous", "zigzag", "striped")
-TILE = 1024  # queries and keys that are computed at once, at most
-MIXED = 256  # likewise, where some pairs may attend and some may not
-
-
-def shard_positions(
-    tokens: int, ranks: int, rank: int, order: str = "zigzag"
-) -> Int[Tensor, " shard"]:
-    """The places in the whole text of the tokens that one rank holds.
-
-    Args:
-        tokens: number of tokens of the whole text, a multiple of ranks, and of 2 · ranks
-            in the order "zigzag".
-        ranks: number of ranks P.
-        rank: which of them.
-        order: "contiguous", one piece after the other; "zigzag", of 2P pieces the one with
-            the number of the rank, and the one as far from the end; "striped", every P-th
-            token.
-
-    Returns:
-        tokens / ranks positions: `x[..., positions, :]` is the shard of this rank.
-
-    Raises:
-        ValueError: an unknown order, a rank out of range, or tokens that can't be shared
-            equally.
-
-    Source: chapter 24, eq-balance, eq-zigzag; Brandon et al. (2023) for stripes.
-    """
-    if order not in ORDERS:
-        expected = ", ".join(map(repr, ORDERS))
-        raise ValueError(f"order: expected one of {expected}, got {order!r}")
-    if ranks < 1 or not 0 <= rank < ranks:
-        raise ValueError(f"rank: expected 0 to {ranks - 1}, got {rank}")
-    pieces = 2 * ranks if order == "zigzag" and ranks > 1 else ranks
-    if tokens % pieces:
-        raise ValueError(f"tokens: expected a multiple of {pieces}, got {tokens}")
-    text = torch.arange(tokens)
-    if order == "striped":
-        return text[rank::ranks]
-    if pieces == ranks:
-        return text.chunk(ranks)[rank] if tokens else text
-    first, last = (text.view(pieces, -1)[i] for i in (rank, pieces - 1 - rank))
-    return torch.cat([first, last])
-
 
 def ranges(places: Int[Tensor, "*ranks two tokens"]) -> Int[Tensor, "*ranks 2 two"]:
     """The lowest and the highest of the positions, and of the documents, of some tokens.
@@ -114,6 +70,49 @@ class Rule(NamedTuple):
         return never, always
 
 
+ORDERS = ("contiguous", "zigzag", "striped")
+
+
+def shard_positions(
+    tokens: int, ranks: int, rank: int, order: str = "zigzag"
+) -> Int[Tensor, " shard"]:
+    """The places in the whole text of the tokens that one rank holds.
+
+    Args:
+        tokens: number of tokens of the whole text, a multiple of ranks, and of 2 · ranks
+            in the order "zigzag".
+        ranks: number of ranks P.
+        rank: which of them.
+        order: "contiguous", one piece after the other; "zigzag", of 2P pieces the one with
+            the number of the rank, and the one as far from the end; "striped", every P-th
+            token.
+
+    Returns:
+        tokens / ranks positions: `x[..., positions, :]` is the shard of this rank.
+
+    Raises:
+        ValueError: an unknown order, a rank out of range, or tokens that can't be shared
+            equally.
+
+    Source: chapter 24, eq-balance, eq-zigzag; Brandon et al. (2023) for stripes.
+    """
+    if order not in ORDERS:
+        expected = ", ".join(map(repr, ORDERS))
+        raise ValueError(f"order: expected one of {expected}, got {order!r}")
+    if ranks < 1 or not 0 <= rank < ranks:
+        raise ValueError(f"rank: expected 0 to {ranks - 1}, got {rank}")
+    pieces = 2 * ranks if order == "zigzag" and ranks > 1 else ranks
+    if tokens % pieces:
+        raise ValueError(f"tokens: expected a multiple of {pieces}, got {tokens}")
+    text = torch.arange(tokens)
+    if order == "striped":
+        return text[rank::ranks]
+    if pieces == ranks:
+        return text.chunk(ranks)[rank] if tokens else text
+    first, last = (text.view(pieces, -1)[i] for i in (rank, pieces - 1 - rank))
+    return torch.cat([first, last])
+
+
 def hops_needed(
     rule: Rule,
     queries: Int[Tensor, "ranks 2 queries"],
@@ -140,10 +139,15 @@ def hops_needed(
         torch.stack([ranges(part) for part in x.tensor_split(count, dim=-1)])
         for x, count in zip((queries, keys), most, strict=True)
     )
-    never, _ = rule.verdict(q[:, None, :, None], k[:, None])
-    reader, owner = (~never).flatten(0, 1).any(dim=0).nonzero(as_tuple=True)
-    hops = (reader - owner) % ranks
-    return int(hops.max()) if hops.numel() else 0
+    for hops in reversed(range(1, ranks)):
+        never, _ = rule.verdict(q[:, None], k.roll(hops, dims=1))
+        if not never.all():
+            return hops
+    return 0
+
+
+TILE = 1024  # queries and keys that are computed at once, at most
+MIXED = 256  # likewise, where some pairs may attend and some may not
 
 
 class RingPlan(NamedTuple):
@@ -200,13 +204,14 @@ class RingPlan(NamedTuple):
 
 
 def halves(part: slice) -> list[slice]:
-    """Two slices in the place of one, or the same one if it has a single token.
+    """Two slices in the place of one, or the same one if it has no more than MIXED tokens.
 
     Source: chapter 24, eq-zigzag.
     """
+    if part.stop - part.start <= MIXED:
+        return [part]
     middle = (part.start + part.stop + 1) // 2
-    cuts = [slice(part.start, middle), slice(middle, part.stop)]
-    return cuts if middle < part.stop else cuts[:1]
+    return [slice(part.start, middle), slice(middle, part.stop)]
 
 
 def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tensor:

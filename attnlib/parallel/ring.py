@@ -27,10 +27,16 @@ from attnlib.flash.tiles import LOG2E, mask_tile
 from attnlib.grouped_query import add_sink
 from attnlib.masks import Mask
 from attnlib.online_softmax import merge_outputs
-from attnlib.parallel.collectives import agree, post_shift
+from attnlib.parallel.collectives import (
+    agree_after,
+    all_gather,
+    post_shift,
+    refuse_other_device,
+    world,
+)
 from attnlib.parallel.places import RingPlan, Rule, hops_needed, shard_positions
 
-PLACES = ("positions", "documents")  # what a token has that does not travel with it
+Places = Tensor | tuple[Tensor, Tensor]  # a number for each token; or for queries and keys
 
 
 class RingFunction(Function):
@@ -53,20 +59,16 @@ class RingFunction(Function):
         shape = (*query.shape[:-1], value.shape[-1])
         output = query.new_zeros(shape, dtype=wide)
         lse = query.new_full(shape[:-1], -torch.inf, dtype=wide)
-
-        def attend(k: Tensor, v: Tensor, rows: slice, cols: slice, seen: Any) -> Any:
-            tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
-            tile = (*(x.to(wide) for x in tile), seen)
-            return flash_forward(*tile, False, plan.scale, None)[:2]
-
         k, v = key, value
         for step in range(plan.hops + 1):
             # Posted first: the next keys travel while these are used.
             arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
             for rows, cols, seen, _ in plan.tiles(step, mask):
+                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+                tile = (*(x.to(wide) for x in tile), seen)
+                part = flash_forward(*tile, False, plan.scale, None)[:2]
                 old = output[..., rows, :], lse[..., rows]
-                new = merge_outputs(old, attend(k, v, rows, cols, seen))
-                output[..., rows, :], lse[..., rows] = new
+                output[..., rows, :], lse[..., rows] = merge_outputs(old, part)
             if arrived is not None:
                 k, v = arrived()
         ctx.plan = plan
@@ -87,28 +89,29 @@ class RingFunction(Function):
         # The level of the weights is final: no tile has to know of the others.
         top = (lse * LOG2E).clamp(min=torch.finfo(wide).min)
         one = torch.ones_like(top)
-
-        def gradients(
-            k: Tensor, v: Tensor, rows: slice, cols: slice, seen: Any, positions: Tensor
-        ) -> list[Tensor]:
-            tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
-            kept = (output[..., rows, :], top[..., rows], one[..., rows])
-            came = (grad_output[..., rows, :], grad_lse[..., rows])
-            inputs = (*(x.to(wide) for x in tile), seen, *kept, *came, mask_too)
-            *parts, part_mask = flash_backward(*inputs, False, plan.scale, None)
-            if mask_too:
-                add_to_mask(grad_mask, part_mask, rows, positions)
-            return parts
-
         (k, v), added = (key, value), None
         for step in range(plan.hops + 1):
             arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
             grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (key, value))
-            for rows, cols, *where in plan.tiles(step, mask):
-                parts = gradients(k, v, rows, cols, *where)
+            for rows, cols, seen, positions in plan.tiles(step, mask):
+                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+                kept = (output[..., rows, :], top[..., rows], one[..., rows])
+                came = (grad_output[..., rows, :], grad_lse[..., rows])
+                *parts, part_mask = flash_backward(
+                    *(x.to(wide) for x in tile),
+                    seen,
+                    *kept,
+                    *came,
+                    mask_too,
+                    False,
+                    plan.scale,
+                    None,
+                )
                 grad_q[..., rows, :] += parts[0]
                 grad_k[..., cols, :] += parts[1]
                 grad_v[..., cols, :] += parts[2]
+                if mask_too:
+                    add_to_mask(grad_mask, part_mask, rows, positions)
             if added is not None:  # what the ranks before have added for these keys
                 for total, x in zip((grad_k, grad_v), added(), strict=True):
                     total += x
@@ -146,37 +149,7 @@ def ring_of(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError("group: expected one that this process belongs to")
-    return rank, size
-
-
-def refuse_together(
-    facts: dict[str, Any], error: Exception | None, group: dist.ProcessGroup | None
-) -> None:
-    """Lets all ranks go on, or none: where one refuses, each of them raises.
-
-    Args:
-        facts: what must be the same on all ranks, by the names of the arguments.
-        error: what this rank refuses, if it does.
-        group: the ranks.
-
-    Raises:
-        TypeError, ValueError: what this rank refuses; or, ValueError, what another one
-            does, or the ranks disagree about.
-
-    Source: chapter 24; chapter 23 for `agree`.
-    """
-    if ring_of(group)[1] > 1:
-        try:
-            told = [f"{name} = {fact}" for name, fact in facts.items()]
-            agree("ring_attention", told, group, "" if error is None else str(error))
-        except ValueError:
-            if error is None:
-                raise
-    if error is not None:
-        raise error
+    return world(group)[1:]
 
 
 def refuse_bad_shard(
@@ -186,37 +159,47 @@ def refuse_bad_shard(
     mask: Mask | None,
     sink: Tensor | None,
     size: int,
-) -> int:
-    """Refuses a shard that can't be attended to; how many heads share keys otherwise.
+) -> None:
+    """Refuses a shard that can't be attended to.
 
     Raises:
         TypeError, ValueError: see `refuse_bad_inputs`.
 
     Source: chapter 24; the contract, appendix A.
     """
-    group = 1
-    if isinstance(query, Tensor) and isinstance(key, Tensor):
-        dims = query.dim() == key.dim() >= 3
-        if dims and key.shape[-3] and query.shape[-3] % key.shape[-3] == 0:
-            group = max(1, query.shape[-3] // key.shape[-3])
-    one = query if group == 1 else query[..., : key.shape[-3], :, :]
-    refuse_bad_inputs(one, key, value)
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    shared = tensors and sharing(query, key) > 1
+    refuse_bad_inputs(query[..., : key.shape[-3], :, :] if shared else query, key, value)
     if mask is not None:
         refuse_bad_mask(mask, query, keys=size * key.shape[-2])
-    if sink is not None and not broadcasts(sink.shape, query.shape[:-1]):
+    if sink is None:
+        return
+    if not isinstance(sink, Tensor) or not sink.is_floating_point():
+        got = sink.dtype if isinstance(sink, Tensor) else repr(sink)
+        raise TypeError(f"sink: expected a floating-point tensor, got {got}")
+    if not broadcasts(sink.shape, query.shape[:-1]):
         expected = f"expected a shape that broadcasts to {tuple(query.shape[:-1])}"
         raise ValueError(f"sink: {expected}, got {tuple(sink.shape)}")
-    return group
 
 
-def refuse_bad_places(name: str, given: Any, tokens: list[int]) -> list[Tensor] | None:
-    """One row of whole numbers for the queries and one for the keys, or an error.
+def sharing(query: Tensor, key: Tensor) -> int:
+    """How many heads of queries share one of keys; 1 if they have none or do not fit.
+
+    Source: chapter 24; chapter 18, eq-grouped-heads.
+    """
+    heads, kv_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
+    fits = query.dim() == key.dim() and kv_heads and heads % kv_heads == 0
+    return max(1, heads // kv_heads) if fits else 1
+
+
+def refuse_bad_places(name: str, given: Any, tokens: tuple[int, int]) -> None:
+    """Refuses what is not one whole number for each of the queries and of the keys.
 
     Args:
         name: "positions" or "documents".
         given: `None`; one number for each token of this rank; or two such rows, for the
             queries and for the keys.
-        tokens: how many of them this rank has.
+        tokens: how many queries and keys this rank has.
 
     Raises:
         TypeError: not whole numbers.
@@ -225,8 +208,8 @@ def refuse_bad_places(name: str, given: Any, tokens: list[int]) -> list[Tensor] 
     Source: chapter 24, eq-rule.
     """
     if given is None:
-        return None
-    pair = given if isinstance(given, tuple | list) else (given, given)
+        return
+    pair = both(given)
     if len(pair) != 2:
         raise ValueError(f"{name}: expected one tensor or two, got {len(pair)}")
     for row, what, count in zip(pair, ("query", "key"), tokens, strict=True):
@@ -239,13 +222,20 @@ def refuse_bad_places(name: str, given: Any, tokens: list[int]) -> list[Tensor] 
                 f"{name}: expected shape ({count},), one number for each token of {what}, "
                 f"got {tuple(row.shape)}"
             )
-    return [row.to("cpu", torch.int64) for row in pair]
+
+
+def both(given: Places) -> tuple[Tensor, Tensor]:
+    """A row for the queries and one for the keys, which may be the same.
+
+    Source: chapter 24, eq-rule.
+    """
+    return given if isinstance(given, tuple | list) else (given, given)
 
 
 def gather_places(
-    positions: list[Tensor] | None,
-    documents: list[Tensor] | None,
-    tokens: list[int],
+    positions: Places | None,
+    documents: Places | None,
+    tokens: tuple[int, int],
     device: torch.device,
     group: dist.ProcessGroup | None,
 ) -> list[Tensor]:
@@ -256,67 +246,56 @@ def gather_places(
     rank, size = ring_of(group)
     plain = [torch.arange(size * count).view(size, -1) for count in tokens]
     plain[0] += size * (tokens[1] - tokens[0])  # the last query is the last token
-    if size > 1 and positions is None and documents is None:
+    if positions is None and documents is None:
         return [torch.stack([x, torch.zeros_like(x)], dim=1) for x in plain]
-    positions = positions or [x[rank] for x in plain]
-    documents = documents or [torch.zeros_like(row) for row in positions]
-    pairs = zip(positions, documents, strict=True)
-    mine = torch.cat([torch.stack(x) for x in pairs], dim=1)
-    every = [mine.to(device)]
-    if size > 1:
-        every = [torch.empty_like(every[0]) for _ in range(size)]
-        dist.all_gather(every, mine.to(device), group)
-    return list(torch.stack(every).cpu().split(tokens, dim=-1))
+    at = [x[rank] for x in plain] if positions is None else both(positions)
+    of = [torch.zeros_like(x) for x in at] if documents is None else both(documents)
+    pairs = zip(at, of, strict=True)
+    mine = torch.cat([torch.stack([y.to(device).long() for y in x]) for x in pairs], dim=1)
+    every = mine[None] if size == 1 else all_gather(mine[None], 0, group)
+    return list(every.cpu().split(tokens, dim=-1))
 
 
-def refuse_other_device(x: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Refuses a tensor on a device between whose ranks the group does not carry.
-
-    Raises:
-        ValueError: it is on another device.
-
-    Source: chapter 24.
-    """
-    backend = str(dist.get_backend(group))
-    carried = {"gloo": "cpu", "nccl": "cuda"}
-    devices = [device for name, device in carried.items() if name in backend]
-    if devices and x.device.type not in devices:
-        expected = f"expected device {' or '.join(devices)} as the group"
-        raise ValueError(f"query: {expected}, got {x.device}")
-
-
-def refuse_other_columns(mask: Mask | None, positions: Int[Tensor, "ranks keys"]) -> None:
-    """Refuses a mask, whose columns are the text, where the keys are not the text.
+def refuse_bad_keys(
+    mask: Mask | None, rule: Rule, keys: Int[Tensor, "ranks 2 keys"]
+) -> None:
+    """Refuses keys whose places can't be those in the whole text.
 
     Raises:
-        ValueError: the positions of all keys are not 0, 1, ... each once.
+        ValueError: the rule asks for positions, and two keys of a document have the same;
+            or there is a mask, whose columns are the text, and the positions of all keys
+            are not 0, 1, ... each once.
 
     Source: chapter 24, eq-rule.
     """
-    places = positions.flatten().sort().values
+    at, of = (x.flatten() - x.min() if x.numel() else x.flatten() for x in keys.unbind(1))
+    places = keys[:, 0].flatten().sort().values
     if mask is not None and not torch.equal(places, torch.arange(len(places))):
         raise ValueError(
             f"positions: expected each of 0 to {len(places) - 1} once among the keys of "
             "all ranks, since they are columns of mask"
         )
+    pairs = (of * (len(at) and 1 + at.max()) + at).sort().values
+    if rule != Rule() and (pairs[1:] == pairs[:-1]).any():
+        raise ValueError(
+            "positions: expected each place of a document once among the keys of all "
+            "ranks, got one twice; they are places in the whole text, not in the shard"
+        )
 
 
-def facts_of(
-    query: Tensor, key: Tensor, value: Tensor, *options: Tensor | tuple | None
-) -> dict[str, Any]:
-    """What all ranks must have alike, by the names of the arguments.
+def facts_of(**given: object) -> list[str]:
+    """What all ranks must have alike: of tensors, dtype, shape and need of a gradient.
 
     Source: chapter 24.
     """
-    tensors = (query, key, value, *(x for x in options if isinstance(x, Tensor)))
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    facts: dict[str, Any] = {
-        name: f"{x.dtype} {tuple(x.shape)}"
-        for name, x in (("query", query), ("key", key), ("value", value))
-    }
-    for name, x in zip((*PLACES, "sink", "mask"), options, strict=True):
-        facts[name] = "None" if x is None else "given"
-    return {**facts, "requires_grad": gradients}
+    told = []
+    for name, x in given.items():
+        fact = "given" if isinstance(x, tuple | list) else x
+        fact = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else fact
+        told.append(f"{name} = {fact}")
+    travel = [given[name] for name in ("query", "key", "value", "mask")]
+    needed = [isinstance(x, Tensor) and x.requires_grad for x in travel]
+    return [*told, f"requires_grad = {torch.is_grad_enabled() and any(needed)}"]
 
 
 def fold_heads(query: Tensor, heads: int) -> Tensor:
@@ -345,11 +324,11 @@ def ring_attention(
     query: Float[Tensor, "*batch queries d_k"],
     key: Float[Tensor, "*shared keys d_k"],
     value: Float[Tensor, "*shared keys d_v"],
-    positions: Tensor | tuple[Tensor, Tensor] | None = None,
+    positions: Places | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
-    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    documents: Places | None = None,
     sink: Tensor | None = None,
     mask: Mask | None = None,
     scale: float | None = None,
@@ -364,6 +343,8 @@ def ring_attention(
     The output, and every gradient, are those of `flash_attention` for the whole text, for
     the tokens of this rank. Nobody holds more than a few shards of keys, and never the
     scores. Outside of a process group it is attention on one rank.
+
+    All ranks have to go backward: one without a loss takes `(output * 0).sum()`.
 
     Args:
         query: this rank's queries (..., N, d_k); all shapes are the same on all ranks.
@@ -394,25 +375,29 @@ def ring_attention(
     Source: chapter 24, eq-ring, eq-ring-gradients, eq-rule; Liu et al. (2023).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    given = (positions, documents, sink, mask)
     rank, size = ring_of(group)
-    facts, error = {}, None
-    try:
-        heads = refuse_bad_shard(query, key, value, mask, sink, size)
-        rule = Rule(require_flag("causal", causal), require_window(window))
-        count = [query.shape[-2], key.shape[-2]]
-        mine = [refuse_bad_places(n, x, count) for n, x in zip(PLACES, given, strict=False)]
+
+    def check() -> list[str]:
+        refuse_bad_shard(query, key, value, mask, sink, size)
+        options = {"causal": require_flag("causal", causal)}
+        options |= {"window": require_window(window)}
+        options |= {"scale": None if scale is None else float(scale)}
+        places = {"positions": positions, "documents": documents}
+        for name, given in places.items():
+            refuse_bad_places(name, given, (query.shape[-2], key.shape[-2]))
         if size > 1:
-            refuse_other_device(query, group)
-        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        facts = facts_of(query, key, value, *given)
-        facts |= {"causal": causal, "window": window, "scale": scale}
-    except Exception as refused:
-        error = refused
-    refuse_together(facts, error, group)
-    queries, keys = gather_places(*mine, count, query.device, group)
-    refuse_other_columns(mask, keys[:, 0])
+            refuse_other_device("query", query, group)
+        shard = {"query": query, "key": key, "value": value}
+        return facts_of(**shard, **places, sink=sink, mask=mask, **options)
+
+    agree_after("ring_attention", check, group)
+    tokens, heads = (query.shape[-2], key.shape[-2]), sharing(query, key)
+    queries, keys = gather_places(positions, documents, tokens, query.device, group)
+    rule = Rule(causal, window)
+    if positions is not None:
+        refuse_bad_keys(mask, rule, keys)
     rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
     q, mask = fold_heads(query, heads), fold_mask(mask, query, heads)
     output, lse = RingFunction.apply(q, key, value, mask, plan)
@@ -442,7 +427,9 @@ class SharesGroup:
 class RingAttention(SharesGroup, BaseAttention):
     """`ring_attention` as an attention to plug in: the text is spread over the ranks.
 
-    Outside of a process group, and on one rank, it is attention as any other.
+    Outside of a process group, and on one rank, it is attention as any other. A model
+    counts the positions of its tokens by itself: in a `LanguageModel`, take the order
+    "contiguous", and tell it by `TokensBefore` how many tokens are on the ranks before.
 
     Args:
         causal: let each query see only keys up to its own position; composes with any mask.

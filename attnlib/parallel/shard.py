@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from attnlib.feed_forward import FeedForwardNetwork
-from attnlib.parallel.collectives import world
-from attnlib.parallel.heads import Group, agree_after
+from attnlib.parallel.collectives import agree_after, world
+from attnlib.parallel.heads import Group
 from attnlib.projection import Projection
 from attnlib.transformer import LanguageModel
 
@@ -145,7 +145,8 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
 
     Returns:
         The model. All ranks give it the same tokens and get the same logits. An optimizer
-        is made afterwards: the parameters are others.
+        is made afterwards: the parameters are others. Its gradients are whole or parts,
+        which torch.nn.utils.clip_grad_norm_ refuses; exercise 25.3 has their length.
 
     Raises:
         ValueError: on every rank: not a `LanguageModel`, or with another feed-forward
@@ -278,8 +279,8 @@ def token_mean(
         return [losses.dtype]
 
     agree_after("token_mean", check, group)
-    sums = torch.stack([losses.detach().sum(), losses.new_tensor(losses.numel())])
-    sums = sums.double()
+    count = torch.tensor(losses.numel(), dtype=torch.float64, device=losses.device)
+    sums = torch.stack([losses.detach().double().sum(), count])
     dist.all_reduce(sums, group=group)
     total, tokens = sums.unbind()
     if not tokens:

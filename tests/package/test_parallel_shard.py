@@ -128,7 +128,7 @@ def test_one_row_of_a_rank_is_for_its_own_queries():
     assert run(ranks_with_other_rows, 2) == [True, True]
 
 
-def test_heads_keep_the_contract_on_one_rank():
+def test_heads_keep_the_contract_on_one_rank(as_shipped):
     check_attention(parallel.HeadAttention)
 
 
@@ -204,7 +204,7 @@ def test_every_rank_refuses_what_one_has_wrong(ranks, as_shipped):
         ("sink", ""),
         ("device", "query: expected device cpu"),
         ("mixed", "key: expected"),
-        ("not a tensor", "query: expected a tensor"),
+        ("not a tensor", "query: expected a floating-point tensor"),
         ("two dimensions", "query: expected (..., heads"),
         ("tokens", "value: expected"),
         ("bad window", "window"),
