@@ -162,7 +162,8 @@ class Traffic:
 
     The bytes of a collective are those that its definition asks of a rank, with P ranks and
     V bytes in the whole: (P - 1)/P V for all_gather, reduce_scatter and all_to_all, twice
-    that for all_reduce. Those of a shift are counted as they are posted.
+    that for all_reduce. A library may send more: gloo makes its reduce_scatter out of an
+    all_reduce. Those of a shift are counted as they are posted; `agree` is not counted.
 
     Source: eq-volume-gather, eq-volume-reduce, chapter 23.
     """
@@ -312,6 +313,16 @@ class Shift(Function):
         return Shift.apply(grad, -ctx.hops, ctx.group), None, None
 
 
+def as_recorded(x: Tensor) -> Tensor:
+    """x, or x without its need of a gradient where none is recorded, as under `no_grad`.
+
+    A rank that will not go backward is then told from one that waits for it there.
+
+    Source: chapter 23.
+    """
+    return x.detach() if isinstance(x, Tensor) and not torch.is_grad_enabled() else x
+
+
 def all_gather(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -> Tensor:
     """The tensors of all ranks, one after the other along `dim`, on every rank.
 
@@ -325,7 +336,7 @@ def all_gather(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -> Te
 
     Source: eq-gather-transpose, chapter 23.
     """
-    return AllGather.apply(x, dim, world(group)[0])
+    return AllGather.apply(as_recorded(x), dim, world(group)[0])
 
 
 def reduce_scatter(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -> Tensor:
@@ -336,7 +347,7 @@ def reduce_scatter(x: Tensor, dim: int = 0, group: ProcessGroup | None = None) -
 
     Source: eq-gather-transpose, chapter 23.
     """
-    return ReduceScatter.apply(x, dim, world(group)[0])
+    return ReduceScatter.apply(as_recorded(x), dim, world(group)[0])
 
 
 def all_to_all(
@@ -349,7 +360,7 @@ def all_to_all(
 
     Source: eq-exchange-transpose, chapter 23.
     """
-    return AllToAll.apply(x, split_dim, concat_dim, world(group)[0])
+    return AllToAll.apply(as_recorded(x), split_dim, concat_dim, world(group)[0])
 
 
 def shift(x: Tensor, hops: int = 1, group: ProcessGroup | None = None) -> Tensor:
@@ -361,7 +372,7 @@ def shift(x: Tensor, hops: int = 1, group: ProcessGroup | None = None) -> Tensor
 
     Source: eq-shift-transpose, chapter 23.
     """
-    return Shift.apply(x, hops, world(group)[0])
+    return Shift.apply(as_recorded(x), hops, world(group)[0])
 
 
 class Replicate(Function):
@@ -409,7 +420,7 @@ def replicate(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
     Source: eq-replicate-transpose, chapter 23.
     """
-    return Replicate.apply(x, world(group)[0])
+    return Replicate.apply(as_recorded(x), world(group)[0])
 
 
 def add_up(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -420,7 +431,7 @@ def add_up(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
     Source: eq-replicate-transpose, chapter 23.
     """
-    return AddUp.apply(x, world(group)[0])
+    return AddUp.apply(as_recorded(x), world(group)[0])
 
 
 def all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -450,9 +461,15 @@ def rank_gradients(
         function: of this rank's inputs; calls collectives. Returns one tensor.
         inputs: float64, of as many numbers on each rank.
 
+    Raises:
+        ValueError: on every rank, where the inputs of one are not so.
+
     Source: eq-pairing-ranks, chapter 23; eq-central-difference, chapter 10.
     """
     group, rank, ranks = world(group)
+    others = [x.dtype for x in inputs if x.dtype != torch.float64]
+    problem = f"inputs: expected torch.float64, got {others[0]}" if others else ""
+    agree("rank_gradients", [x.numel() for x in inputs], group, problem)
     copies = (x.detach().clone(memory_format=torch.contiguous_format) for x in inputs)
     inputs = tuple(x.requires_grad_() for x in copies)
     out = function(*inputs)

@@ -72,6 +72,7 @@ def run(
     Raises:
         ValueError: not a positive number of ranks or seconds, an unknown start, or a
             function that spawned processes cannot import.
+        RuntimeError: this process is a rank itself, and would be copied as one.
         RankError: a rank raised, died or did not return in time. None is left behind, nor
             what the ranks have started, unless that has left their process group.
 
@@ -108,13 +109,15 @@ def checked_start(
     """
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ValueError(f"ranks: expected a positive integer, got {ranks!r}")
-    if not timeout > 0:
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise ValueError(f"timeout: expected a positive number of seconds, got {timeout}")
     if start not in (None, "fork", "spawn"):
         raise ValueError(f'start: expected "fork", "spawn" or None, got {start!r}')
     if start is None:
         forked = sys.platform == "linux" and not torch.cuda.is_initialized()
         start = "fork" if forked and not backward_has_threads() else "spawn"
+    if start == "fork" and dist.is_initialized():
+        raise RuntimeError("run: this process is a rank of a group; call it outside of one")
     if start == "spawn":
         name = getattr(function, "__qualname__", repr(function))
         own = getattr(function, "__module__", None) == "__main__"

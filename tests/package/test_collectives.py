@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,25 @@ def test_a_loss_that_all_ranks_hold_counts_once_by_add_up(ranks):
 # What is refused, and that all ranks refuse it
 
 
+def not_recorded(x, here):
+    """Each collective under `no_grad` on some ranks, which then would not go backward."""
+    x, said = x.clone().requires_grad_(), []
+    for function in (
+        parallel.all_gather,
+        parallel.reduce_scatter,
+        partial(parallel.all_to_all, split_dim=0, concat_dim=0),
+        parallel.shift,
+        parallel.replicate,
+        parallel.add_up,
+        parallel.all_reduce,
+    ):
+        with torch.set_grad_enabled(not here), pytest.raises(ValueError) as error:
+            function(x)
+        said.append(str(error.value))
+    assert all("disagree: rank 0" in text for text in said)
+    raise error.value
+
+
 def refused(rank):
     """What each call says that does not fit, and that the next one is not disturbed."""
     ranks, x, said = dist.get_world_size(), torch.ones(4, 4), {}
@@ -190,6 +210,9 @@ def refused(rank):
         "another": lambda: (parallel.replicate if first else parallel.all_gather)(x),
         "no tensor": lambda: parallel.add_up(x if first else [1.0]),
         "device": lambda: parallel.replicate(x if first else x.to("meta")),
+        "not recorded": lambda: not_recorded(x, not first),
+        "inputs": lambda: parallel.rank_gradients(torch.sum, x[0, : 2 + first].double()),
+        "float32": lambda: parallel.rank_gradients(torch.sum, x),
     }
     for case, call in cases.items():
         try:
@@ -217,6 +240,9 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks):
         "another": "rank 1 has all_gather((4, 4)",
         "no tensor": "add_up: rank 1: x: expected a tensor, got list",
         "device": "replicate: rank 1: x: expected device cpu as the group, got meta",
+        "not recorded": "with gradient); rank 1 has add_up((4, 4), torch.float32)",
+        "inputs": "rank 0 has rank_gradients(3); rank 1 has rank_gradients(2)",
+        "float32": "rank_gradients: inputs: expected torch.float64, got torch.float32",
     }
     found = parallel.run(refused, ranks, timeout=25)
     for case, start in says.items():
@@ -466,9 +492,21 @@ def test_threads_of_backward_are_known_by_their_name():
         ({"ranks": 0}, "ranks: expected a positive integer, got 0"),
         ({"ranks": True}, "ranks: expected a positive integer, got True"),
         ({"ranks": 2, "timeout": 0}, "timeout: expected a positive number of seconds"),
+        ({"ranks": 2, "timeout": float("inf")}, "expected a positive number of seconds"),
         ({"ranks": 2, "start": "thread"}, 'start: expected "fork", "spawn" or None'),
     ],
 )
 def test_run_refuses(inputs, says):
     with pytest.raises(ValueError, match=says):
         parallel.run(addressed, **inputs)
+
+
+def runs_again(rank):
+    return parallel.run(addressed, 1, start="fork")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are spawned here")
+def test_a_rank_cannot_be_copied_into_ranks():
+    with pytest.raises(parallel.RankError, match="this process is a rank of a group"):
+        parallel.run(runs_again, 1, timeout=15)
+    assert nobody_left()
