@@ -7,11 +7,12 @@ from bookkit.speed import pages
 from bookkit.speed_tables import hopper
 from tiny_book import write
 
-TABLES = {"speed": "| new |", "hopper": "| compiled |"}
+TABLES = {"speed": "| new |", "devices": "| many |", "hopper": "| compiled |"}
+DEVICES = "<!-- devices -->\n\n| many |\n<!-- /devices -->\n"
 MARKED = "Before.\n\n<!-- hopper -->\nold\n<!-- /hopper -->\n\nAfter."
 
 
-def engineers(root, text="<!-- speed -->\nold\n<!-- /speed -->\n"):
+def engineers(root, text="<!-- speed -->\nold\n<!-- /speed -->\n" + DEVICES):
     path = root / "book" / "engineers.md"
     path.write_text(text, encoding="utf-8")
     return path
@@ -23,7 +24,7 @@ def test_marked_places_are_filled(root):
     write(chapter, "# Third", MARKED)
     found = pages(root, TABLES)
     assert set(found) == {page, chapter}
-    assert found[page] == "<!-- speed -->\n\n| new |\n<!-- /speed -->\n"
+    assert found[page] == "<!-- speed -->\n\n| new |\n<!-- /speed -->\n" + DEVICES
     chapter.write_text(found[chapter], encoding="utf-8")
     cells = [cell.source for cell in read_chapters(root)[-1].text_cells]
     assert cells[-1] == MARKED.replace("old", "\n| compiled |")
@@ -33,6 +34,9 @@ def test_marked_places_are_filled(root):
 def test_engineers_must_have_the_marks(root):
     engineers(root, "no table")
     with pytest.raises(BookError, match="expected one <!-- speed -->"):
+        pages(root, TABLES)
+    engineers(root, "<!-- speed -->\n<!-- /speed -->\n")
+    with pytest.raises(BookError, match="expected one <!-- devices -->"):
         pages(root, TABLES)
 
 

@@ -1,8 +1,9 @@
 """Write the tables of speed into pages of the book, from the records in benchmarks/results.
 
-Those of book/engineers.md stand between `<!-- speed -->` and `<!-- /speed -->`. What is
-compiled for Hopper stands between `<!-- hopper -->` and `<!-- /hopper -->`, in a text cell
-of whichever chapter has these lines.
+Those of book/engineers.md stand between `<!-- speed -->` and `<!-- /speed -->`, those of
+many devices between `<!-- devices -->` and `<!-- /devices -->`. What is compiled for Hopper
+stands between `<!-- hopper -->` and `<!-- /hopper -->`, in a text cell of whichever chapter
+has these lines.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
-from bookkit import speed_tables
+from bookkit import device_tables, speed_tables
 from bookkit.chapters import BookError, parser, read_chapters, run, write_text
 from bookkit.speed_tables import Record
 
@@ -26,9 +27,13 @@ def filled(old: str, name: str, text: str) -> tuple[str, int]:
 def pages(root: Path, tables: dict[str, str]) -> dict[Path, str]:
     """Every page that has a table, as it should be."""
     path, found = root / "book" / "engineers.md", {}
-    found[path], count = filled(path.read_text(encoding="utf-8"), "speed", tables["speed"])
-    if count != 1:
-        raise BookError("book/engineers.md: expected one <!-- speed --> … <!-- /speed -->")
+    found[path] = path.read_text(encoding="utf-8")
+    for name in ("speed", "devices"):
+        found[path], count = filled(found[path], name, tables[name])
+        if count != 1:
+            raise BookError(
+                f"book/engineers.md: expected one <!-- {name} --> … <!-- /{name} -->"
+            )
     for chapter in read_chapters(root):
         for cell in chapter.text_cells:
             cell.source, count = filled(cell.source, "hopper", tables["hopper"])
@@ -73,6 +78,7 @@ def main() -> int:
     ]
     tables = {
         "speed": "\n".join(parts),
+        "devices": device_tables.devices(record("ring"), record("shard")),
         "hopper": speed_tables.hopper(record("flash_hopper")),
     }
     for path, new in pages(args.root, tables).items():
