@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from attnlib import parallel
-from attnlib.parallel import processes
+from attnlib.parallel import collectives, processes
 
 RANKS = (1, 2, 4)
 
@@ -229,6 +229,28 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks):
     assert nobody_left()
 
 
+def checked(rank):
+    def check():
+        if rank == 1:
+            raise TypeError("mask: expected booleans")
+        return (rank,)
+
+    said = []
+    for one in (check, lambda: (rank,), lambda: (1,)):
+        try:
+            collectives.agree_after("attend", one)
+            said.append("agreed")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_one_rank_finds_wrong_is_raised_on_all():
+    wrong = "attend: rank 1: mask: expected booleans"
+    differ = "attend: the ranks disagree: rank 0 has attend(0); rank 1 has attend(1)"
+    assert parallel.run(checked, 2, timeout=25) == [[wrong, differ, "agreed"]] * 2
+
+
 def outside(rank):
     group = dist.new_group([0])
     try:
@@ -407,8 +429,12 @@ def test_what_spawned_processes_cannot_import_is_refused(monkeypatch):
         parallel.run(addressed, 1, start="spawn")
 
 
-def test_where_backward_has_threads_processes_are_spawned(monkeypatch):
-    monkeypatch.setattr(processes, "backward_has_threads", lambda: True)
+@pytest.mark.parametrize("used", ["CUDA", "backward"])
+def test_where_a_gpu_is_in_use_processes_are_spawned(used, monkeypatch):
+    if used == "CUDA":
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    else:
+        monkeypatch.setattr(processes, "backward_has_threads", lambda: True)
     assert processes.checked_start(addressed, 1, 1.0, None) == "spawn"
     with pytest.raises(ValueError, match='CUDA_VISIBLE_DEVICES=""'):
         parallel.run(lambda rank: rank, 1)
