@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from types import ModuleType
+from typing import Any
 
 from bookkit.grammar import CHECKS, only_python
 from bookkit.stage import touched, used
@@ -18,6 +20,22 @@ def imported(cells: list[dict]) -> set[str]:
     imports = [n for tree in trees for n in ast.walk(tree) if is_import(n)]
     names = {n.module or "" for n in imports if isinstance(n, ast.ImportFrom)}
     return names | {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
+
+
+def attributes(tree: ast.AST, namespace: dict[str, Any]) -> set[str]:
+    """The names of attributes, but for what belongs to another library's module."""
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    owners = [namespace.get(getattr(n.value, "id", "")) for n in nodes]
+    theirs = [isinstance(o, ModuleType) and "attnlib" not in o.__name__ for o in owners]
+    return {n.attr for n, other in zip(nodes, theirs, strict=True) if not other}
+
+
+def set_by(node: ast.stmt) -> set[str]:
+    """What a loop counts with: its values before the loop do not matter."""
+    if not isinstance(node, ast.For):
+        return set()
+    read = {n.id for n in ast.walk(node.iter) if isinstance(n, ast.Name)}
+    return {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} - read
 
 
 def is_check(source: str) -> bool:

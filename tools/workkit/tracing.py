@@ -16,11 +16,12 @@ from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
+from workkit.closure import attributes, set_by
 from workkit.places import place_in, raised_in
 from workkit.raised import raised, running
 from workkit.ranks import left_word
 from workkit.sides import differences, looked_at, sides, unseen
-from workkit.values import CARRY_NOTHING, apart, digits, holds
+from workkit.values import CARRY_NOTHING, NO_STATE, apart, digits, holds
 
 
 class Tracer:
@@ -54,7 +55,7 @@ class Tracer:
     ) -> None:
         table = symtable.symtable(text or "pass", file, "exec")
         uses, makes = set(global_names(table)), touched(text or "pass")
-        uses |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+        uses = uses - set_by(node) | attributes(node, self.namespace)
         behind = self.owners_of(uses) | ({blank} if blank else set())
         self.at |= {"uses": sorted(behind), "assert": isinstance(node, ast.Assert)}
         definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -63,8 +64,11 @@ class Tracer:
             self.note("skipped", text)
             return
         plain = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
-        calls = {*self.owner} - plain if definition else set()  # it will, and changes none
-        for name in makes - calls:
+        if definition:  # what it changes when it is called; the rest is its own
+            makes &= plain | set(global_names(table))
+        calls = {*self.owner} if definition else set()  # it will, and changes none
+        calls |= {n for n in makes if isinstance(self.namespace.get(n), NO_STATE)}
+        for name in makes - (calls - plain):
             kept = set() if name in plain else self.behind.get(name, set())
             self.behind[name] = behind | kept
         self.lost -= makes
@@ -111,9 +115,9 @@ class Tracer:
         """
         self.at["parts"] += 1
         if self.at["assert"]:  # each part of it for itself
-            nodes = list(ast.walk(ast.parse(text)))
-            part = {n.id for n in nodes if isinstance(n, ast.Name)}
-            part |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+            tree = ast.parse(text)
+            part = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+            part |= attributes(tree, self.namespace)
             self.at["uses"] = sorted(self.owners_of(part))
         try:
             parts = work()

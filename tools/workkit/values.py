@@ -6,7 +6,7 @@ import math
 import operator
 import random
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ OPERATORS = {
     "Gt": operator.gt, "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not,
     "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
 }  # fmt: skip
+NO_STATE = FunctionType, type  # what no call changes
 # A call may change what it names, but through these no value of the reader's comes back.
 CARRY_NOTHING = ModuleType, np.random.Generator, torch.Generator, random.Random
 
