@@ -348,8 +348,8 @@ def put_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bo
 def order_memory(model: nn.Module) -> None:
     """Puts matrices into the order in which a CPU multiplies few tokens by them fastest.
 
-    In types of two bytes, a matrix W column after column, as `nn.Linear` has it. Otherwise
-    that of the logits, which is the widest, the other way round. The numbers stay the same.
+    In types of two bytes, a matrix W column after column, as `nn.Linear` has it; otherwise
+    row after row, also the table that makes the logits. The numbers stay the same.
 
     Args:
         model: a language model; without a `head`, its token embedding makes the logits.
@@ -359,14 +359,12 @@ def order_memory(model: nn.Module) -> None:
     head, table = getattr(model, "head", None), model.token_embedding.weight
     if table.device.type != "cpu":
         return
-    if table.itemsize < 4:
-        for name, weight in model.named_parameters():
-            if name.endswith(".W"):
-                weight.data = by_columns(weight.data)
-    elif head is None:
+    halves = table.itemsize < 4
+    for name, weight in model.named_parameters():
+        if name.endswith(".W"):
+            weight.data = by_columns(weight.data) if halves else weight.data.contiguous()
+    if head is None and not halves:
         table.data = by_columns(table.data)
-    else:
-        head.W.data = head.W.data.contiguous()
 
 
 def by_columns(matrix: Tensor) -> Tensor:

@@ -139,11 +139,13 @@ def hops_needed(
         torch.stack([ranges(part) for part in x.tensor_split(count, dim=-1)])
         for x, count in zip((queries, keys), most, strict=True)
     )
-    for hops in reversed(range(1, ranks)):
-        never, _ = rule.verdict(q[:, None], k.roll(hops, dims=1))
-        if not never.all():
-            return hops
-    return 0
+    met = []  # for each rank, which ranks see one of its keys
+    for owner in range(ranks):
+        never, _ = rule.verdict(q[:, None], k[:, owner, None])
+        met.append((~never).flatten(0, 1).any(dim=0))
+    owner, reader = torch.stack(met).nonzero(as_tuple=True)
+    hops = (reader - owner) % ranks
+    return int(hops.max()) if hops.numel() else 0
 
 
 TILE = 1024  # queries and keys that are computed at once, at most

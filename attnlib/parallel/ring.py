@@ -59,16 +59,20 @@ class RingFunction(Function):
         shape = (*query.shape[:-1], value.shape[-1])
         output = query.new_zeros(shape, dtype=wide)
         lse = query.new_full(shape[:-1], -torch.inf, dtype=wide)
+
+        def attend(k: Tensor, v: Tensor, rows: slice, cols: slice, seen: Any) -> Any:
+            tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+            tile = (*(x.to(wide) for x in tile), seen)
+            return flash_forward(*tile, False, plan.scale, None)[:2]
+
         k, v = key, value
         for step in range(plan.hops + 1):
             # Posted first: the next keys travel while these are used.
             arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
             for rows, cols, seen, _ in plan.tiles(step, mask):
-                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
-                tile = (*(x.to(wide) for x in tile), seen)
-                part = flash_forward(*tile, False, plan.scale, None)[:2]
                 old = output[..., rows, :], lse[..., rows]
-                output[..., rows, :], lse[..., rows] = merge_outputs(old, part)
+                new = merge_outputs(old, attend(k, v, rows, cols, seen))
+                output[..., rows, :], lse[..., rows] = new
             if arrived is not None:
                 k, v = arrived()
         ctx.plan = plan
@@ -89,29 +93,28 @@ class RingFunction(Function):
         # The level of the weights is final: no tile has to know of the others.
         top = (lse * LOG2E).clamp(min=torch.finfo(wide).min)
         one = torch.ones_like(top)
+
+        def gradients(
+            k: Tensor, v: Tensor, rows: slice, cols: slice, seen: Any, positions: Tensor
+        ) -> list[Tensor]:
+            tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
+            kept = (output[..., rows, :], top[..., rows], one[..., rows])
+            came = (grad_output[..., rows, :], grad_lse[..., rows])
+            inputs = (*(x.to(wide) for x in tile), seen, *kept, *came, mask_too)
+            *parts, part_mask = flash_backward(*inputs, False, plan.scale, None)
+            if mask_too:
+                add_to_mask(grad_mask, part_mask, rows, positions)
+            return parts
+
         (k, v), added = (key, value), None
         for step in range(plan.hops + 1):
             arrived = post_shift((k, v), 1, plan.group) if step < plan.hops else None
             grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (key, value))
-            for rows, cols, seen, positions in plan.tiles(step, mask):
-                tile = (query[..., rows, :], k[..., cols, :], v[..., cols, :])
-                kept = (output[..., rows, :], top[..., rows], one[..., rows])
-                came = (grad_output[..., rows, :], grad_lse[..., rows])
-                *parts, part_mask = flash_backward(
-                    *(x.to(wide) for x in tile),
-                    seen,
-                    *kept,
-                    *came,
-                    mask_too,
-                    False,
-                    plan.scale,
-                    None,
-                )
+            for rows, cols, *where in plan.tiles(step, mask):
+                parts = gradients(k, v, rows, cols, *where)
                 grad_q[..., rows, :] += parts[0]
                 grad_k[..., cols, :] += parts[1]
                 grad_v[..., cols, :] += parts[2]
-                if mask_too:
-                    add_to_mask(grad_mask, part_mask, rows, positions)
             if added is not None:  # what the ranks before have added for these keys
                 for total, x in zip((grad_k, grad_v), added(), strict=True):
                     total += x

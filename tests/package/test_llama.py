@@ -144,6 +144,13 @@ def test_bfloat16_is_kept_and_close(name, tmp_path):
     assert (ours(ids) - wide).abs().mean() < 1.5 * (model(ids).logits - wide).abs().mean()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(dtype, tmp_path):
+    _, model = pair("Llama", tmp_path, dtype=dtype)
+    matrices = [p for name, p in model.named_parameters() if name.endswith(".W")]
+    assert all((p if dtype == torch.float32 else p.T).is_contiguous() for p in matrices)
+
+
 @pytest.mark.parametrize("name", ["Llama", "Llama, one head of keys, tied", "Qwen 2"])
 def test_several_files_are_one_model(name, tmp_path):
     model = theirs(name)
