@@ -146,7 +146,7 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     Returns:
         The model. All ranks give it the same tokens and get the same logits. An optimizer
         is made afterwards: the parameters are others. Its gradients are whole or parts,
-        which torch.nn.utils.clip_grad_norm_ refuses; exercise 25.3 has their length.
+        which `torch.nn.utils.clip_grad_norm_` refuses; exercise 25.3 has their length.
 
     Raises:
         ValueError: on every rank: not a `LanguageModel`, or with another feed-forward
