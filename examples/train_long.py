@@ -85,12 +85,12 @@ def texts_of(ids, step, options):
 
 def main():
     options = read_options()
+    data = refuse_bad_sizes(options, int(os.environ["WORLD_SIZE"]))  # before they meet
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if gpu else "gloo")
     device = "cuda" if gpu else "cpu"
-    data = refuse_bad_sizes(options, dist.get_world_size())
     if options.float64:
         torch.set_default_dtype(torch.float64)
 

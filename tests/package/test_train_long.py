@@ -45,10 +45,13 @@ def arguments(folder, layout, **given):
     return [f"--{name}={value}" for name, value in options.items()] + ["--float64"]
 
 
-def torchrun(folder, layout, **given):
-    """As a user calls it: all ranks are started anew where one dies."""
+def torchrun(folder, layout, restarts=12, **given):
+    """As a user calls it: all ranks are started anew where one dies.
+
+    Now and then gloo finds the address of a rank that is dead, and a start fails too.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--max-restarts", "3", "--monitor-interval", "0.1"]
+    command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
     command += ["--nproc-per-node", str(layout[0]), str(PROGRAM)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "output").open("a") as output:
@@ -246,7 +249,7 @@ def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
 
 @pytest.mark.thorough
 def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
-    process = start_and_kill_one(tmp_path, LAYOUTS[2], 3)
+    process = start_and_kill_one(tmp_path, LAYOUTS[2], 2)
     try:
         wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
     finally:
@@ -267,7 +270,7 @@ def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
 )
 @pytest.mark.thorough
 def test_sizes_that_do_not_fit_are_refused(tmp_path, layout, sizes, said):
-    process = torchrun(tmp_path, layout, **sizes)
+    process = torchrun(tmp_path, layout, 0, **sizes)
     try:
         assert process.wait(PATIENCE) != 0
     finally:
