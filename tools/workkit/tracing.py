@@ -64,6 +64,8 @@ class Tracer:
             self.note("skipped", text)
             return
         plain = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
+        if definition:  # what it changes when it is called; the rest is its own
+            makes &= plain | set(global_names(table))
         calls = {*self.owner} if definition else set()  # it will, and changes none
         calls |= {n for n in makes if isinstance(self.namespace.get(n), NO_STATE)}
         for name in makes - (calls - plain):
