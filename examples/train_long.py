@@ -89,7 +89,11 @@ def main():
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo")
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # no address of the dead
+    store = dist.PrefixStore(f"start {again}", store)
+    backend = "nccl" if gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     device = "cuda" if gpu else "cpu"
     if options.float64:
         torch.set_default_dtype(torch.float64)

@@ -48,7 +48,7 @@ def arguments(folder, layout, **given):
 def torchrun(folder, layout, restarts=12, **given):
     """As a user calls it: all ranks are started anew where one dies.
 
-    Now and then gloo finds the address of a rank that is dead, and a start fails too.
+    Each start has names of its own in the store, or it would look for ranks that are dead.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
