@@ -46,7 +46,7 @@ def devices(rings: Record, shards: Record) -> str:
         [
             f"Ring attention on two ranks, causal, with {rings['heads']} heads of "
             f"{rings['features']} and {rings['kv_heads']} of keys: how many times as fast "
-            "as one rank with the whole text. By the number of pairs it would be 2, and 4/3 for "
+            "as one rank with the whole text. By the number of pairs it is 2, and 4/3 for "
             "shards one after the other, where one rank waits:\n",
             ring(rings),
             "What a rank needs beyond its inputs, forward and backward, of one head, in "
