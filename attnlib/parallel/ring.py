@@ -412,8 +412,7 @@ def ring_attention(
     tokens, heads = (query.shape[-2], key.shape[-2]), sharing(query, key)
     queries, keys = gather_places(positions, documents, tokens, query.device, group)
     rule = Rule(causal, window)
-    if positions is not None:
-        refuse_bad_keys(mask, rule, keys)
+    positions is None or refuse_bad_keys(mask, rule, keys)
     rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
