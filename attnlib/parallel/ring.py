@@ -227,6 +227,24 @@ def refuse_bad_places(name: str, given: Any, tokens: tuple[int, int]) -> None:
             )
 
 
+def refuse_bad_options(
+    places: dict[str, Any], tokens: tuple[int, int], causal: Any, window: Any, scale: Any
+) -> None:
+    """Refuses positions, documents, flags, windows and scales that are none.
+
+    Raises:
+        TypeError, ValueError: see `ring_attention`.
+
+    Source: chapter 24, eq-rule.
+    """
+    require_flag("causal", causal)
+    require_window(window)
+    if scale is not None:
+        float(scale)
+    for name, given in places.items():
+        refuse_bad_places(name, given, tokens)
+
+
 def both(given: Places) -> tuple[Tensor, Tensor]:
     """A row for the queries and one for the keys, which may be the same.
 
@@ -380,30 +398,26 @@ def ring_attention(
     query, key, value, mask = as_autocast(query, key, value, mask)
     rank, size = ring_of(group)
 
+    given = {"query": query, "key": key, "value": value, "sink": sink, "mask": mask}
+    places = {"positions": positions, "documents": documents}
+    options = {"causal": causal, "window": window, "scale": scale}
+
     def check() -> list[str]:
         refuse_bad_shard(query, key, value, mask, sink, size)
-        options = {"causal": require_flag("causal", causal)}
-        options |= {"window": require_window(window)}
-        options |= {"scale": None if scale is None else float(scale)}
-        places = {"positions": positions, "documents": documents}
-        for name, given in places.items():
-            refuse_bad_places(name, given, (query.shape[-2], key.shape[-2]))
-        if size > 1:
-            refuse_other_device("query", query, group)
-        shard = {"query": query, "key": key, "value": value}
-        return facts_of(**shard, **places, sink=sink, mask=mask, **options)
+        size == 1 or refuse_other_device("query", query, group)
+        refuse_bad_options(places, (query.shape[-2], key.shape[-2]), **options)
+        return facts_of(**given, **places, **options)
 
     agree_after("ring_attention", check, group)
     tokens, heads = (query.shape[-2], key.shape[-2]), sharing(query, key)
     queries, keys = gather_places(positions, documents, tokens, query.device, group)
     rule = Rule(causal, window)
-    if positions is not None:
-        refuse_bad_keys(mask, rule, keys)
+    positions is None or refuse_bad_keys(mask, rule, keys)
     rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
-    q, mask = fold_heads(query, heads), fold_mask(mask, query, heads)
-    output, lse = RingFunction.apply(q, key, value, mask, plan)
+    mask = fold_mask(mask, query, heads)
+    output, lse = RingFunction.apply(fold_heads(query, heads), key, value, mask, plan)
     lse = lse.view(query.shape[:-1])
     output = output.view(*lse.shape, value.shape[-1])
     if sink is not None:
