@@ -127,7 +127,12 @@ def refuse_other_device(name: str, x: Tensor, group: ProcessGroup | None) -> Non
 
 
 def agree_on(
-    what: str, x: Tensor, group: ProcessGroup, *facts: object, divided: int | None = None
+    what: str,
+    x: Tensor,
+    group: ProcessGroup,
+    *facts: object,
+    divided: int | None = None,
+    summed: bool = False,
 ) -> None:
     """Refuses, on every rank, tensors that do not go together; see `agree`.
 
@@ -135,26 +140,29 @@ def agree_on(
         x: this rank's tensor.
         facts: what else must be equal.
         divided: a dimension whose length the number of ranks must divide.
+        summed: whether tensors are added up; a sum of booleans would be their "or".
 
     Source: chapter 23.
     """
-    problem, about = "", ()
-    ranks = dist.get_world_size(group)
-    if not isinstance(x, Tensor):
-        problem = f"x: expected a tensor, got {type(x).__name__}"
-    else:
-        try:
-            refuse_other_device("x", x, group)
-        except ValueError as error:
-            problem = str(error)
+
+    def check() -> list[object]:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+        refuse_other_device("x", x, group)
+        if summed and x.dtype == torch.bool:
+            raise TypeError("x: expected numbers, which can be added up, got torch.bool")
+        shape, ranks = tuple(x.shape), dist.get_world_size(group)
         for dim in facts:
-            if isinstance(dim, int) and not problem and not -x.ndim <= dim < x.ndim:
-                problem = f"dim: expected a dimension of shape {tuple(x.shape)}, got {dim}"
-        if divided is not None and not problem and x.shape[divided] % ranks:
-            problem = f"x: expected a length divisible by {ranks} ranks in dimension "
-            problem += f"{divided}, got shape {tuple(x.shape)}"
-        about = (tuple(x.shape), x.dtype, "with gradient" if x.requires_grad else "")
-    agree(what, [a for a in (*about, *facts) if a != ""], group, problem)
+            if isinstance(dim, int) and not -x.ndim <= dim < x.ndim:
+                raise ValueError(f"dim: expected a dimension of shape {shape}, got {dim}")
+        if divided is not None and x.shape[divided] % ranks:
+            raise ValueError(
+                f"x: expected a length divisible by {ranks} ranks in dimension {divided}, "
+                f"got shape {shape}"
+            )
+        return [shape, x.dtype, *["with gradient"] * x.requires_grad, *facts]
+
+    agree_after(what, check, group)
 
 
 class Traffic:
@@ -258,7 +266,7 @@ class ReduceScatter(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-        agree_on("reduce_scatter", x, group, dim, divided=dim)
+        agree_on("reduce_scatter", x, group, dim, divided=dim, summed=True)
         ctx.dim, ctx.group = dim, group
         ranks = dist.get_world_size(group)
         parts = [part.contiguous() for part in x.tensor_split(ranks, dim)]
@@ -400,7 +408,7 @@ class AddUp(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        agree_on("add_up", x, group)
+        agree_on("add_up", x, group, summed=True)
         ctx.group = group
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
