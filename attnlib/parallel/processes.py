@@ -139,7 +139,7 @@ def backward_has_threads() -> bool:
     Source: chapter 23.
     """
     with suppress(OSError):
-        names = Path("/proc/self/task").glob("*/comm")
+        names = Path(os.sep, "proc", "self", "task").glob("*/comm")
         return any(name.read_text().startswith("pt_autograd") for name in names)
     return False
 

@@ -83,6 +83,7 @@ DEFAULTS = {
     },
     "paged.paged_attention": {"causal": True, "enable_gqa": False},
     "paged.split_attention": {"causal": False, "return_lse": False},
+    "parallel.collectives.agree_on": {"summed": False},
     "parallel.places.Rule": {"causal": False},
     "parallel.places.hops_needed": {"pieces": 8},
     "parallel.places.shard_positions": {"order": "zigzag"},

@@ -23,6 +23,7 @@ from attnlib import (
     mask_from_torch,
     padding_mask,
 )
+from attnlib.parallel import HeadAttention, RingAttention
 from attnlib.testing import check_attention
 
 
@@ -64,6 +65,8 @@ FACTORIES = {
     "without weights": (WithoutWeights, ANY),
     "flash": (lambda: attnlib.FlashAttention(block_size=3), ANY),
     "flash, causal": (lambda: attnlib.FlashAttention(causal=True, block_size=2), ANY),
+    "ring of one, causal": (lambda: RingAttention(causal=True), ANY),
+    "heads of one rank, causal": (lambda: HeadAttention(causal=True), ((3,), (2, 2))),
 }
 
 

@@ -70,6 +70,8 @@ def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
     std: Any = app.env.get_domain("std")
     for name in [cell_id, *sorted(names - {cell_id})] if cell_id else []:
         label = f"cell-{Path(docname).name.partition('_')[0]}-{name}"
+        if label in std.labels:  # a class after a function of the same name
+            continue
         cell["ids"].append(label)
         std.anonlabels[label.lower()] = docname, label
         std.labels[label.lower()] = docname, label, title
