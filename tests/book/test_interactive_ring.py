@@ -127,13 +127,7 @@ def test_ring_against_the_package(open_page):
     start, back, on = (page.get_by_role("button", name=name) for name in names)
     for ranks in (2, 4, 8):
         for order in ("contiguous", "zigzag", "striped"):
-            for causal, window in (
-                (True, 32),
-                (False, 32),
-                (True, 5),
-                (True, 1),
-                (False, 2),
-            ):
+            for causal, window in ((True, 32), (True, 5), (False, 2)):
                 choice = ranks, order, causal, window
                 start.evaluate("button => button.click()")
                 figure.evaluate(SET, choice)

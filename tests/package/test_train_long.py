@@ -237,6 +237,7 @@ def start_and_kill_one(folder, layout, kills):
     return process
 
 
+@pytest.mark.thorough
 def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
     process = start_and_kill_one(tmp_path, LAYOUTS[0], 1)
     try:
