@@ -33,7 +33,7 @@ from attnlib.testing import check_attention
 
 RANKS = (1, 2, 4)
 SLOW = [2, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 4))]
-ORDERS = {1: places.ORDERS[:1], 2: places.ORDERS, 4: places.ORDERS}
+ORDERS = {1: places.ORDERS[:1], 2: places.ORDERS, 4: places.ORDERS[1:2]}
 TEXT = 16
 
 

@@ -31,7 +31,7 @@ from workkit.report import detail, folded, in_words, next_step, pace, told
 from workkit.store import Store, name_of
 from workkit.tracing import Tracer
 
-SAMPLE = ("03", "attention", "a crash", "a syntax error")  # what is tried every time
+SAMPLE = ("03", "a syntax error")  # what is tried every time
 
 
 def only_sometimes(request, name=None):
@@ -461,7 +461,8 @@ def test_what_the_model_writes_is_looked_at(folder, ours, request):
     assert done.returncode == 1 and "what it writes is no English" in done.stdout
 
 
-def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours):
+def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours, request):
+    only_sometimes(request)
     done = check(folder, "milestone")
     assert (
         "Next, attention: First write `apply_mask` (chapter 1) and 4 more." in done.stdout
