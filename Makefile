@@ -6,10 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
-# Whole files, in their order (the longest stand early). One process more than there are
-# cores, up to four, as tests of processes and of pages wait for others much of the time.
-WORKERS = $(shell $(RUN) -c "import os; print(min(4, os.cpu_count() + 1))")
-SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Whole files, in their order (the longest stand early), on each core up to four.
+SIDE_BY_SIDE = -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY = $(VENV)/requirements-installed
 
 .PHONY: book test chapters
