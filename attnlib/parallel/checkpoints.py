@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from attnlib.checks import require_count
 from attnlib.parallel.collectives import agree_after
 from attnlib.parallel.ring import ring_of
 
@@ -53,7 +54,8 @@ def save_checkpoint(
 
     def begin() -> list[object]:
         nonlocal partial, done
-        refuse_not_whole(step, keep)
+        require_count("step", step, least=0)
+        require_count("keep", keep)
         refuse_not_trained(model, optimizer)
         partial, done = (Path(folder, f"{name}-{step:08d}") for name in ("partial", "step"))
         if first:
@@ -137,17 +139,6 @@ def finished(folder: str | Path) -> list[int]:
     return sorted(int(step) for step in found if step.isdigit())
 
 
-def refuse_not_whole(step: int, keep: int) -> None:
-    """Refuses a number of steps, or of checkpoints to keep, that is none.
-
-    Source: chapter 25.
-    """
-    for name, number, least in (("step", step, 0), ("keep", keep, 1)):
-        if not isinstance(number, int) or number < least:
-            expected = f"expected a whole number from {least} on"
-            raise ValueError(f"{name}: {expected}, got {number!r}")
-
-
 def refuse_not_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuses what is no model, or no optimizer.
 
@@ -157,7 +148,7 @@ def refuse_not_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
     for name, given, kind in pairs:
         if not isinstance(given, kind):
             got = type(given).__name__
-            raise TypeError(f"{name}: expected a {kind.__name__}, got a {got}")
+            raise TypeError(f"{name}: expected {kind.__name__}, got {got}")
 
 
 def refuse_old_step(folder: Path, step: int) -> None:

@@ -11,19 +11,13 @@ import torch.distributed as dist
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from attnlib.base import BaseAttention
 from attnlib.checks import as_autocast, require_flag, require_window
 from attnlib.flash.attention import FlashAttention, flash_attention
 from attnlib.grouped_query import add_sink
 from attnlib.masks import Mask
 from attnlib.multi_head import repeat_heads
-from attnlib.parallel.collectives import (
-    agree_after,
-    all_gather,
-    all_to_all,
-    refuse_other_device,
-)
-from attnlib.parallel.ring import SharesGroup, refuse_bad_shard, ring_of
+from attnlib.parallel.collectives import agree_after, all_gather, all_to_all
+from attnlib.parallel.ring import RankAttention, refuse_bad_shard, ring_of
 
 Group = dist.ProcessGroup | None
 
@@ -41,12 +35,10 @@ def refuse_uneven(
     Source: chapter 25, eq-heads-for-tokens.
     """
     ranks = ring_of(group)[1]
-    refuse_bad_shard(query, key, value, mask, sink, ranks)
+    refuse_bad_shard(query, key, value, mask, sink, group)
     if ranks > 1 and query.dim() < 3:
         shape = tuple(query.shape)
         raise ValueError(f"query: expected (..., heads, tokens, d), got shape {shape}")
-    if ranks > 1:
-        refuse_other_device("query", query, group)
     heads, kv_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
     if heads % ranks or ranks > 1 > heads:
         raise ValueError(
@@ -187,7 +179,7 @@ def head_attention(
     return (output, lse) if return_lse else output
 
 
-class HeadAttention(SharesGroup, BaseAttention):
+class HeadAttention(RankAttention):
     """`head_attention` as an attention to plug in, for a text that the ranks share.
 
     Outside of a process group, and on one rank, it is attention as any other. Within a
@@ -219,30 +211,10 @@ class HeadAttention(SharesGroup, BaseAttention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
     ) -> Tensor:
-        """Output of this rank's queries, with or without heads that share keys."""
+        """Output of this rank's queries; see `head_attention`."""
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         options |= {"mask": mask, "group": self.group}
         return head_attention(query, key, value, **options)
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*batch keys d_k"],
-        value: Float[Tensor, "*batch keys d_v"],
-        mask: Mask | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
-        """Output (..., h, N, d_v) of this rank's queries, and `None`."""
-        return self.attend(query, key, value, mask), None
-
-    def attend_groups(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch kv_heads keys d_k"],
-        value: Float[Tensor, "*batch kv_heads keys d_v"],
-        mask: Mask | None = None,
-    ) -> Float[Tensor, "*batch heads queries d_v"]:
-        """Output (..., h, N, d_v), where heads share keys and values."""
-        return self.attend(query, key, value, mask)
 
 
 class TokensBefore:

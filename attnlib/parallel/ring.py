@@ -4,6 +4,7 @@
 Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
 """
 
+from abc import abstractmethod
 from copy import deepcopy
 from typing import Any
 
@@ -161,7 +162,7 @@ def refuse_bad_shard(
     value: Tensor,
     mask: Mask | None,
     sink: Tensor | None,
-    size: int,
+    group: dist.ProcessGroup | None,
 ) -> None:
     """Refuses a shard that can't be attended to.
 
@@ -170,9 +171,12 @@ def refuse_bad_shard(
 
     Source: chapter 24; the contract, appendix A.
     """
+    size = ring_of(group)[1]
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
     shared = tensors and sharing(query, key) > 1
     refuse_bad_inputs(query[..., : key.shape[-3], :, :] if shared else query, key, value)
+    if size > 1:
+        refuse_other_device("query", query, group)
     if mask is not None:
         refuse_bad_mask(mask, query, keys=size * key.shape[-2])
     if sink is None:
@@ -396,15 +400,14 @@ def ring_attention(
     Source: chapter 24, eq-ring, eq-ring-gradients, eq-rule; Liu et al. (2023).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    rank, size = ring_of(group)
+    rank = ring_of(group)[0]
 
     given = {"query": query, "key": key, "value": value, "sink": sink, "mask": mask}
     places = {"positions": positions, "documents": documents}
     options = {"causal": causal, "window": window, "scale": scale}
 
     def check() -> list[str]:
-        refuse_bad_shard(query, key, value, mask, sink, size)
-        size == 1 or refuse_other_device("query", query, group)
+        refuse_bad_shard(query, key, value, mask, sink, group)
         refuse_bad_options(places, (query.shape[-2], key.shape[-2]), **options)
         return facts_of(**given, **places, **options)
 
@@ -412,7 +415,8 @@ def ring_attention(
     tokens, heads = (query.shape[-2], key.shape[-2]), sharing(query, key)
     queries, keys = gather_places(positions, documents, tokens, query.device, group)
     rule = Rule(causal, window)
-    positions is None or refuse_bad_keys(mask, rule, keys)
+    if positions is not None:
+        refuse_bad_keys(mask, rule, keys)
     rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
@@ -425,23 +429,49 @@ def ring_attention(
     return (output.to(query.dtype), lse) if return_lse else output.to(query.dtype)
 
 
-class SharesGroup:
-    """A module whose copies talk in the same group of ranks, which can't be copied itself.
+class RankAttention(BaseAttention):
+    """An attention to keys that a group of ranks holds; a subclass says how, by `attend`.
 
     Source: chapter 24.
     """
 
     group: dist.ProcessGroup | None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SharesGroup":
-        """A copy of everything but the group, as for each block of a model."""
+    @abstractmethod
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
+    ) -> Tensor:
+        """Output of this rank's queries, with or without heads that share keys."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Mask | None = None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
+        """Output (..., N, d_v) of this rank's queries, and `None`."""
+        return self.attend(query, key, value, mask), None
+
+    def attend_groups(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "*batch heads queries d_v"]:
+        """Output (..., H, N, d_v); keys that heads share are sent once."""
+        return self.attend(query, key, value, mask)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RankAttention":
+        """A copy, as for each block of a model, of everything but the group."""
         memo[id(self.group)] = self.group
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__.update(deepcopy(self.__dict__, memo))
         return twin
 
 
-class RingAttention(SharesGroup, BaseAttention):
+class RingAttention(RankAttention):
     """`ring_attention` as an attention to plug in: the text is spread over the ranks.
 
     Outside of a process group, and on one rank, it is attention as any other. A model
@@ -489,32 +519,12 @@ class RingAttention(SharesGroup, BaseAttention):
         return mine + size * (keys - queries), theirs
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
     ) -> Tensor:
-        """Output of this rank's queries, with or without heads that share keys."""
+        """Output of this rank's queries; see `ring_attention`."""
         shapes, places = [getattr(x, "shape", ()) for x in (query, key)], None
         if min(map(len, shapes)) > 1:  # what is not so is refused below
             places = self.positions(shapes[0][-2], shapes[1][-2])
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         options |= {"mask": mask, "group": self.group}
         return ring_attention(query, key, value, places, **options)
-
-    def attend_groups(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch kv_heads keys d_k"],
-        value: Float[Tensor, "*batch kv_heads keys d_v"],
-        mask: Mask | None = None,
-    ) -> Float[Tensor, "*batch heads queries d_v"]:
-        """Output (..., H, N, d_v); keys that heads share travel once."""
-        return self.attend(query, key, value, mask)
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*batch keys d_k"],
-        value: Float[Tensor, "*batch keys d_v"],
-        mask: Mask | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
-        """Output (..., N, d_v) of this rank's queries, and `None`; see `ring_attention`."""
-        return self.attend(query, key, value, mask), None

@@ -619,6 +619,15 @@ def test_a_mistake_is_named_whatever_a_later_definition_makes_of_it():
     assert judge(known, seen, states)["a.one"]["mistakes"] == []
 
 
+def test_the_name_of_a_caught_error_is_not_missed_later():
+    """Two statements catch one each; the first of them fails for another reason."""
+    lines = "    {}\nexcept ValueError as error:\n    told = str(error)\n"
+    tries = ["try:\n" + lines.format(body) for body in ("1 / 0", "raise ValueError")]
+    tracer = Tracer({}, {})
+    tracer.run_cell("cell", "\n".join(tries) + "assert told == ''\n")
+    assert [note["kind"] for note in tracer.notes] == ["raised", "passed"]
+
+
 def checked(folder, monkeypatch, key, *notes, ended="", trace=""):
     """A check in which this has happened: the book, and what the reader is told."""
     ran = {"notes": list(notes), "ended": ended, "trace": trace, "seconds": 0.0}

@@ -38,6 +38,12 @@ def set_by(node: ast.stmt) -> set[str]:
     return {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} - read
 
 
+def caught(node: ast.stmt) -> set[str]:
+    """Names of errors that it catches: they are gone when it has run."""
+    handlers = [n for n in ast.walk(node) if isinstance(n, ast.ExceptHandler)]
+    return {n.name for n in handlers if n.name}
+
+
 def is_check(source: str) -> bool:
     return any(CHECKS.match(line) for line in source.splitlines())
 

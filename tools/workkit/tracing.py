@@ -16,7 +16,7 @@ from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
 from workkit.assertions import Soft, labels_by_line
-from workkit.closure import attributes, set_by
+from workkit.closure import attributes, caught, set_by
 from workkit.places import place_in, raised_in
 from workkit.raised import raised, running
 from workkit.ranks import left_word
@@ -55,7 +55,8 @@ class Tracer:
     ) -> None:
         table = symtable.symtable(text or "pass", file, "exec")
         uses, makes = set(global_names(table)), touched(text or "pass")
-        uses = uses - set_by(node) | attributes(node, self.namespace)
+        uses = uses - set_by(node) - caught(node) | attributes(node, self.namespace)
+        makes -= caught(node)
         behind = self.owners_of(uses) | ({blank} if blank else set())
         self.at |= {"uses": sorted(behind), "assert": isinstance(node, ast.Assert)}
         definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
