@@ -9,6 +9,8 @@ RUN = $(VENV)/bin/python
 # Whole files, in their order (the longest stand early), on each core up to four.
 SIDE_BY_SIDE = -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY = $(VENV)/requirements-installed
+# Hundreds of processes import the same modules: compiled once, whatever the machine's setting.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: book test chapters
 .DEFAULT_GOAL := book

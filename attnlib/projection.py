@@ -69,4 +69,6 @@ class Projection(nn.Module):
             ValueError: input has not in_features features, or is on another device.
         """
         refuse_bad_tokens("input", input, self.in_features, self.W)
+        if self.b is None:
+            return input @ self.W
         return F.linear(input, self.W.T, self.b)  # input @ W + b in one step

@@ -7,6 +7,7 @@ Derived in chapter 21, "Llama" (book/21_llama.ipynb).
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnlib.checks import refuse_bad_tokens, require_sizes
 
@@ -72,5 +73,5 @@ class RMSNorm(nn.Module):
         """
         refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
-        mean_square = wide.square().mean(dim=-1, keepdim=True)
-        return (wide * torch.rsqrt(mean_square + self.eps)).to(input.dtype) * self.gamma
+        normalized = F.rms_norm(wide, self.gamma.shape, None, self.eps)
+        return normalized.to(input.dtype) * self.gamma

@@ -38,10 +38,12 @@ def angles(
 
     Source: chapter 16, eq-rotary-turn.
     """
-    if not isinstance(positions, Tensor):
-        positions = torch.arange(positions, positions + x.shape[-2], device=x.device)
     wide = torch.promote_types(x.dtype, torch.float32)
     omega = torch.as_tensor(omega, dtype=wide, device=x.device)
+    if not isinstance(positions, Tensor):
+        if x.shape[-2] == 1:  # as in each step of writing
+            return positions * omega
+        positions = torch.arange(positions, positions + x.shape[-2], device=x.device)
     return positions.to(wide).unsqueeze(-1) * omega
 
 

@@ -124,7 +124,7 @@ class TransformerBlock(nn.Module):
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training mode only."""
-        return F.dropout(x, self.dropout, self.training)
+        return F.dropout(x, self.dropout) if self.training else x
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerBlock":
@@ -288,7 +288,7 @@ class LanguageModel(nn.Module):
         x = self.token_embedding(ids)
         if turned is None:
             x = x + self.positions[places]
-        x = F.dropout(x, self.dropout, self.training)
+        x = F.dropout(x, self.dropout) if self.training else x
         per_block = []
         for block, held in zip(self.blocks, caches, strict=True):
             x = block(x, mask, return_weights, held, turned)

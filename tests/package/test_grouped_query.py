@@ -468,7 +468,7 @@ def test_text_with_a_ring_is_that_with_all(heads, positions):
     torch.manual_seed(5)
     model = (
         LanguageModel(
-            11, 40, 16, 4, 3, attention=WINDOWED[heads], positions=positions, num_kv_heads=2
+            11, 20, 16, 4, 2, attention=WINDOWED[heads], positions=positions, num_kv_heads=2
         )
         .double()
         .eval()
@@ -478,10 +478,10 @@ def test_text_with_a_ring_is_that_with_all(heads, positions):
     for front in (None, padding):
         texts = []
         for kind in (None, KVCache, lambda capacity: WindowCache(3)):
-            caches = False if kind is None else [kind(40) for _ in model.blocks]
+            caches = False if kind is None else [kind(20) for _ in model.blocks]
             options = {"cache": caches, "padding": front}
             generator = torch.Generator().manual_seed(6)
-            texts.append(model.generate(ids, 30, generator=generator, **options))
+            texts.append(model.generate(ids, 12, generator=generator, **options))
         assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
         assert all(c.keys.shape == (3, 2, 3, 4) for c in caches)
 

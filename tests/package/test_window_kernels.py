@@ -106,7 +106,7 @@ def test_tiles_of_other_sizes(monkeypatch):
         other = Setting(*sizes, 1, 1)
         monkeypatch.setattr("attnlib.flash_triton.settings.SETTING_INTERPRETED", other)
         for causal in (False, True):
-            agree(draw(50, 70), causal=causal, window=21)
+            agree(draw(34, 50), causal=causal, window=21)
 
 
 @pytest.mark.parametrize("walks", [False, True])

@@ -4,8 +4,9 @@
 
 PYTHON is that of a bare environment: torch, numpy, matplotlib, ipykernel, and what attnlib
 needs, but not attnlib. The first notebook finds the wheel beside it and installs it; the
-others, each in an empty folder, have to notice that it is there. nbclient runs here, only
-the kernel runs there. Nothing leaves the machine: Python refuses to look for another.
+others, each in an empty folder and one on each core, have to notice that it is there.
+nbclient runs here, only the kernel runs there. Nothing leaves the machine: Python refuses
+to look for another.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -48,12 +51,18 @@ def environment(python: str, folder: Path) -> dict[str, str]:
     guard.parent.mkdir()
     guard.write_text(NO_NETWORK, encoding="utf-8")
     kept = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
-    return {**kept, "PYTHONPATH": str(guard.parent), "PYTHONHASHSEED": "0"}
+    own = {"PYTHONPATH": str(guard.parent), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    return kept | own
 
 
-def run(notebook: Path, folder: Path, environ: dict[str, str]) -> str:
-    """Run a copy in the folder; gives what the setup cell printed."""
-    copy = nbformat.read(shutil.copy2(notebook, folder), as_version=4)
+def run(work: Path, environ: dict[str, str], given: list[Path], notebook: Path) -> str:
+    """Run a copy, in a folder beside what is given; what the setup cell printed."""
+    start = time.perf_counter()
+    folder = work / notebook.stem
+    folder.mkdir()
+    for path in (notebook, *given):
+        shutil.copy2(path, folder)
+    copy = nbformat.read(folder / notebook.name, as_version=4)
     client = NotebookClient(
         copy,
         timeout=600,
@@ -62,6 +71,10 @@ def run(notebook: Path, folder: Path, environ: dict[str, str]) -> str:
         resources={"metadata": {"path": str(folder)}},
     )
     client.execute(env=environ)
+    left = {path.name for path in folder.iterdir()}
+    extra = left - {notebook.name, "attnlib-files", *(path.name for path in given)}
+    assert not extra, f"{notebook.stem} left files behind: {extra}"
+    print(f"{notebook.stem}: {time.perf_counter() - start:.1f} s", flush=True)
     return "".join(output.get("text", "") for output in copy.cells[0].outputs)
 
 
@@ -76,19 +89,12 @@ def main() -> int:
         tried = subprocess.run([python, "-c", network], env=environ, capture_output=True)
         assert b"no network here" in tried.stderr, "the network is not refused"
         started = time.perf_counter()
-        for chapter in chapters:
-            folder = work / chapter.stem
-            folder.mkdir()
-            if chapter == chapters[0]:
-                shutil.copy2(wheel, folder)
-            print(f"{chapter.stem} … ", end="", flush=True)
-            start = time.perf_counter()
-            said = run(chapter, folder, environ)
-            print(f"{time.perf_counter() - start:.1f} s", flush=True)
-            assert chapter == chapters[0] or not said, f"the setup cell installed: {said}"
-            left = {path.name for path in folder.iterdir()}
-            extra = left - {chapter.name, "attnlib-files", wheel.name}
-            assert not extra, f"the notebook left files behind: {extra}"
+        run(work, environ, [wheel], chapters[0])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            others = partial(run, work, environ, [])
+            said = dict(zip(chapters[1:], pool.map(others, chapters[1:]), strict=True))
+        installed = {chapter.stem: text for chapter, text in said.items() if text}
+        assert not installed, f"the setup cell installed: {installed}"
         print(f"{len(chapters)} notebooks: {time.perf_counter() - started:.0f} s")
     return 0 if chapters else 1
 

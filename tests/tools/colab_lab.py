@@ -92,7 +92,7 @@ def faults(page: Page, address: str, path: Path) -> list[str]:
         "inline": len(re.findall(r"\$[^$]+\$", text.replace("$$", ""))),
     }
     seen: dict = {}
-    for _ in range(100):
+    for _ in range(600):  # a minute: other notebooks may be running
         seen = page.evaluate(LOOK)
         if all(seen[what] >= count for what, count in expected.items()):
             break
