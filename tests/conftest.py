@@ -1,8 +1,10 @@
 """What the tests share; while they run, calls are checked against their annotations."""
 
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,14 +42,37 @@ settings.load_profile("attnlib")
 def pytest_collection_modifyitems(config, items):
     """Marks what needs a browser or the built site: `-m "not site"` leaves it out.
 
-    What is marked as thorough is left to --thorough.
+    What is marked as thorough is left to --thorough. Where not all may come in time, the
+    files take turns, and the tests of each, by the commit.
     """
+    if config.getoption("--minutes") is not None:
+        commit = ["git", "rev-parse", "HEAD"]
+        seed = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True).stdout
+        items[:] = taking_turns(items, random.Random(seed))
     left = pytest.mark.skip(reason="--thorough tries it")
     for item in items:
         if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
             item.add_marker(left)
         if {"browser", "site"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("site")
+
+
+def taking_turns(items, chance):
+    """The tests of a file one after the other, from any on; the files in any order."""
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    starts = {path: chance.randrange(len(own)) for path, own in files.items()}
+    order = chance.sample(list(files), len(files))
+    halves = [(files[path], starts[path]) for path in order]
+    return [item for own, first in halves for item in own[first:] + own[:first]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Before the fixtures are made, which may take long."""
+    if time.monotonic() > item.config.until:
+        pytest.skip("no time left of --minutes")
 
 
 @pytest.fixture
@@ -60,6 +85,8 @@ def as_shipped():
 
 def pytest_configure(config):
     """What has changed is tried in every way; without Git, nothing is known to have."""
+    minutes = config.getoption("--minutes")
+    config.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     try:
         config.changed = changed(ROOT)
     except BookError:
@@ -71,6 +98,11 @@ def pytest_addoption(parser):
         "--thorough",
         action="store_true",
         help="every page in every way, every kernel (minutes)",
+    )
+    parser.addoption(
+        "--minutes",
+        type=float,
+        help="begin no test after so many; others come first with each commit",
     )
 
 
