@@ -28,6 +28,7 @@ def qwen(folder, tmp_path_factory):  # noqa: F811
     return place
 
 
+@pytest.mark.thorough
 def test_the_chapter_runs_on_a_folder_of_the_readers(qwen):
     assert (qwen / "model.safetensors.index.json").is_file()
     environment = {**os.environ, "ATTNLIB_LLAMA": str(qwen), "HF_HUB_OFFLINE": "1"}

@@ -54,6 +54,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.thorough
 def test_the_chapter_runs_on_a_folder_of_the_readers(folder):
     environment = {**os.environ, "ATTNLIB_GPT2": str(folder), "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
