@@ -42,7 +42,7 @@ def angles(
     omega = torch.as_tensor(omega, dtype=wide, device=x.device)
     if not isinstance(positions, Tensor):
         if x.shape[-2] == 1:  # as in each step of writing
-            return positions * omega
+            return omega * positions
         positions = torch.arange(positions, positions + x.shape[-2], device=x.device)
     return positions.to(wide).unsqueeze(-1) * omega
 

@@ -460,7 +460,7 @@ class RankAttention(BaseAttention):
         value: Float[Tensor, "*batch kv_heads keys d_v"],
         mask: Mask | None = None,
     ) -> Float[Tensor, "*batch heads queries d_v"]:
-        """Output (..., H, N, d_v); keys that heads share are sent once."""
+        """Output (..., H, N, d_v), where heads share keys and values."""
         return self.attend(query, key, value, mask)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RankAttention":
