@@ -96,3 +96,12 @@ def test_jobs_end_and_only_those_that_publish_may_write():
     }
     for name in more:  # what may write runs nothing of the repository
         assert "checkout" not in str(JOBS[name]["steps"]), name
+
+
+@pytest.mark.thorough
+def test_what_has_not_begun_in_time_is_skipped():
+    """By `--minutes`, which keeps .ci/run within its time."""
+    command = [sys.executable, "-m", "pytest", "-q", "tests/package/test_bounds.py"]
+    done = subprocess.run([*command, "--minutes", "0"], cwd=ROOT, capture_output=True)
+    assert b"no time left" in done.stdout and b" passed" not in done.stdout
+    assert done.returncode == 0, done.stdout
