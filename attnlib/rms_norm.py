@@ -72,6 +72,7 @@ class RMSNorm(nn.Module):
             ValueError: input has not d_model features, or is on another device.
         """
         refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
+        # Widened here, as PyTorch 2.5 squares float16 in float16: 300² is infinite there.
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         normalized = F.rms_norm(wide, self.gamma.shape, None, self.eps)
         return normalized.to(input.dtype) * self.gamma

@@ -1,5 +1,10 @@
-"""What the tests share; while they run, calls are checked against their annotations."""
+"""What the tests share; while they run, calls are checked against their annotations.
 
+That takes half of their time: of a test with many examples, the first one checks, and with
+--thorough each.
+"""
+
+import gc
 import os
 import random
 import subprocess
@@ -14,6 +19,7 @@ from jaxtyping import config, install_import_hook
 
 from bookkit.chapters import BookError
 from bookkit.execute import changed
+from build_book import is_newer
 from site_browser import ARGUMENTS, find_chromium
 
 # All before the first import of attnlib. Tests side by side, and the kernels of their
@@ -42,17 +48,25 @@ settings.load_profile("attnlib")
 def pytest_collection_modifyitems(config, items):
     """Marks what needs a browser or the built site: `-m "not site"` leaves it out.
 
-    What is marked as thorough is left to --thorough. Where not all may come in time, the
-    files take turns, and the tests of each, by the commit.
+    What is marked as thorough is left to --thorough, unless a file that the mark names has
+    changed. Where not all may come in time, the files take turns, and the tests of each,
+    by the commit.
     """
     if config.getoption("--minutes") is not None:
         commit = ["git", "rev-parse", "HEAD"]
         seed = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True).stdout
         items[:] = taking_turns(items, random.Random(seed))
     left = pytest.mark.skip(reason="--thorough tries it")
+    thorough = config.getoption("--thorough")
+    seen = set()  # of a test with many examples, the first one checks the annotations
     for item in items:
-        if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
+        test = (item.path, getattr(item, "originalname", item.name))
+        item.checks = thorough or test not in seen
+        mark = item.get_closest_marker("thorough")
+        if mark and not (thorough or config.changed & {*mark.args}):
             item.add_marker(left)
+        else:
+            seen.add(test)
         if {"browser", "site"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("site")
 
@@ -68,19 +82,42 @@ def taking_turns(items, chance):
     return [item for own, first in halves for item in own[first:] + own[:first]]
 
 
+def pytest_collection_finish():
+    """What was imported stays: it is not looked through for garbage, nor in a fork."""
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Before the fixtures are made, which may take long."""
     if time.monotonic() > item.config.until:
         pytest.skip("no time left of --minutes")
+    config.update("jaxtyping_disable", not item.checks)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_faster():
+    """Triton's interpreter patches its language at each call of a function by a kernel.
+
+    The first time is enough: a kernel patches what it needs itself, and what a function
+    of Triton's own needs stays patched. The others take a quarter of a kernel's time.
+    """
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        called, first = set(), interpreter.InterpretedFunction.__call__
+
+        def call(self, *args, **given):
+            if self.fn in called:
+                return self.rewrite()(*args, **given)
+            called.add(self.fn)
+            return first(self, *args, **given)
+
+        interpreter.InterpretedFunction.__call__ = call
 
 
 @pytest.fixture
 def as_shipped():
     """Without the run-time check of annotations, which would refuse bad input first."""
     config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 def pytest_configure(config):
@@ -108,10 +145,14 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory, testrun_uid) -> Path:
-    """The site, built with warnings as errors, once for all that test side by side."""
+    """The site, built with warnings as errors, once for all that test side by side.
+
+    A site that `make book` has built from all that is there is taken as it is.
+    """
     built = tmp_path_factory.getbasetemp().parent / f"site-{testrun_uid}"
     with FileLock(f"{built}.lock"):
-        if not built.exists():
+        last = ROOT / "_build" / "html" / "workbook.zip"  # what a build ends with
+        if not built.exists() and not is_newer(last, ROOT):
             build = subprocess.run(
                 [sys.executable, "tools", "build_book"],
                 cwd=ROOT,

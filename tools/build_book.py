@@ -30,6 +30,20 @@ def forget_if_reordered(build: Path) -> None:
         shutil.rmtree(read.parent)
 
 
+def is_newer(built: Path, root: Path) -> bool:
+    """Whether a file was written after all of the repository's, and the book's folders.
+
+    A folder is written when a file goes. Without Git, nobody knows.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    files = {root / name for name in done.stdout.split("\0") if name}
+    pages = {path.parent for path in files if root / "book" in path.parents}
+    if not files or not all(path.exists() for path in (built, *files)):
+        return False
+    return built.stat().st_mtime > max(path.stat().st_mtime for path in files | pages)
+
+
 def main() -> int:
     """Run Jupyter Book in the root of the repository."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -117,6 +117,7 @@ def test_it_begins_with_the_picture_of_the_chapter(open_page):
     assert read["counts"] == [6, 15, 9, 0]
 
 
+@pytest.mark.thorough("no_mask", "hf")
 def test_pairs_and_counts_for_all_lengths(open_page):
     figure = open_page("no_mask").locator(FIGURE)
     lengths = (0, 1, 4), (0, 4), (1, 5), (None, 3), (0, 2)

@@ -93,6 +93,7 @@ def assert_shown(figure, chapter, place, off=()):
     return read
 
 
+@pytest.mark.thorough("text_twice", "20_gpt2", "gpt2")
 def test_the_numbers_are_those_of_the_chapters_model(open_page, chapter):
     page = open_page("text_twice")
     figure = page.locator(TWICE)

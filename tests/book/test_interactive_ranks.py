@@ -112,6 +112,7 @@ def assert_holds(read, told, way, ranks, back, rank):
     assert numbers == [rank, away, 96 // ranks, read["sends"][WAYS.index(way)]]
 
 
+@pytest.mark.thorough("who_holds", "collectives")
 def test_holds_against_the_package(open_page):
     figure = open_page("who_holds").locator(HOLDS)
     first = figure.evaluate(READ)

@@ -119,6 +119,7 @@ def assert_ring(read, ranks, order, causal, window, step):
                 assert [float(x) for x in bar] == pytest.approx(expected, abs=0.06)
 
 
+@pytest.mark.thorough("ring_steps", "places")
 def test_ring_against_the_package(open_page):
     page = open_page("ring_steps")
     figure = page.locator(RING)

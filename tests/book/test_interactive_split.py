@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from attnlib.flash_triton import choose_splits
 
 SPLIT = "#split-keys"
@@ -42,6 +44,7 @@ def assert_split(read, programs, blocks, shares):
     assert f"{tiles[0]} tiles" in read["say"]
 
 
+@pytest.mark.thorough("split_keys", "split")
 def test_split_keys_against_the_rule(open_page):
     figure = open_page("split_keys").locator(SPLIT)
     assert_split(figure.evaluate(READ), 8, 128, 1)

@@ -267,7 +267,9 @@ def test_each_block_of_each_pair_has_a_program(together):
     ]
 
 
-@pytest.mark.parametrize("cache", [0, 2 * 5000, 2 * 10**6])
+@pytest.mark.parametrize(
+    "cache", [pytest.param(0, marks=pytest.mark.thorough), 2 * 5000, 2 * 10**6]
+)
 def test_so_many_heads_go_together_as_the_cache_holds(monkeypatch, cache):
     """Under a causal mask; the result is the same in any order."""
     monkeypatch.setattr(f"{LAUNCHER}.cache_of", lambda tensor: cache)
@@ -443,7 +445,7 @@ def grouped(query, key, value, mask=None, causal=False):
     ("batch", "heads", "shared", "lengths", "causal", "kind"),
     [
         (2, 4, 2, (33, 40), True, "none"),
-        (1, 6, 2, (40, 65), False, "boolean"),
+        pytest.param(1, 6, 2, (40, 65), False, "boolean", marks=pytest.mark.thorough),
         (1, 4, 1, (35, 70), True, "additive"),
         (2, 3, 3, (20, 20), True, "none"),
     ],
@@ -538,8 +540,17 @@ def test_a_mask_that_wants_a_gradient_is_refused():
         flash_attention_triton(*draw(4, 4, 16), mask=mask)
 
 
-def test_what_holds_no_kernel_is_checked():
-    """The import hook reaches the package's modules; `conftest.py` says which it spares."""
+@pytest.mark.parametrize(
+    "example", [pytest.param(0, marks=pytest.mark.thorough), 1, 2], ids=str
+)
+def test_what_holds_no_kernel_is_checked(pytestconfig, example):
+    """The import hook reaches the package's modules; `conftest.py` says which it spares.
+
+    Of the examples that are tried, the first one checks.
+    """
+    if example == 2 and not pytestconfig.getoption("--thorough"):
+        choose_setting("forward", 64.0, torch.float16, 90)
+        return
     with pytest.raises(TypeCheckError):
         choose_setting("forward", 64.0, torch.float16, 90)
     with pytest.raises(TypeCheckError):
@@ -763,7 +774,9 @@ def test_without_a_gpu():
     assert "got device cpu; for the interpreter set TRITON_INTERPRET=1" in done.stdout
 
 
-@pytest.mark.parametrize(("masked", "shared"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(
+    ("masked", "shared"), [(True, 2), pytest.param(False, 1, marks=pytest.mark.thorough)]
+)
 def test_the_kernels_are_operators_of_pytorch(masked, shared, as_shipped):
     """By PyTorch's own check; with the batch of vmap, and as one exported graph."""
     inputs = [

@@ -328,6 +328,7 @@ def test_trains_like_its_twin_of_torch_parts(train_text, tmp_path):
     torch.testing.assert_close(logs[0], logs[1], rtol=0, atol=1e-6)  # kept as float32
 
 
+@pytest.mark.thorough
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(train_text, tmp_path):
     options = train_text.parse([*RUN, "--checkpoints", str(tmp_path / "killed")])
     path = options.checkpoints / "attnlib.safetensors"

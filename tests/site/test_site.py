@@ -7,7 +7,10 @@ two widths, in light and in dark.
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -18,6 +21,7 @@ from bs4 import BeautifulSoup
 
 import attnlib
 from bookkit.grammar import CAPTION, CHAPTER
+from build_book import is_newer
 from site_browser import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,13 +351,48 @@ def check_weight(reader: Reader, site: Path) -> None:
     assert sum(sizes.values()) < MAX_PAGE_BYTES, sizes
 
 
+def test_what_is_read_aloud_does_not_widen_the_page(readers):
+    """In a font for mathematics that is wider than what is seen, as some are."""
+    reader = readers["served"]
+    reader.open(f"{CHAPTERS[0]}.html", 360)
+    reader.page.add_style_tag(content="mjx-assistive-mml math { padding-right: 400px }")
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_site_is_built_again_when_a_file_comes_changes_or_goes(tmp_path):
+    book, built = tmp_path / "book", tmp_path / "_build" / "workbook.zip"
+    for path in (book / "one.md", book / "two.md", built, tmp_path / ".gitignore"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("_build\n", encoding="utf-8")
+
+    def build(second):
+        os.utime(built, (second, second))
+        return is_newer(built, tmp_path)
+
+    assert not build(time.time() + 9)  # without Git
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    assert build(time.time() + 9) and not build(time.time() - 9)
+    for path in (book, *book.iterdir(), tmp_path / ".gitignore"):
+        os.utime(path, (1000, 1000))
+    assert build(2000)
+    os.utime(book / "one.md", (3000, 3000))
+    assert not build(2000) and build(4000)
+    (book / "two.md").unlink()  # which its folder remembers
+    assert not build(4000)
+    (book / "new.md").touch()
+    os.utime(book, (1000, 1000))
+    assert not build(4000)
+    os.utime(book / "new.md", (1000, 1000))
+    assert build(4000)
+
+
 def pytest_generate_tests(metafunc) -> None:
     """What has changed and some more; with `--thorough` every page, in all four ways."""
     if metafunc.function is test_page:
         served = files = [*PAGES, "search", "404"]
         if not metafunc.config.getoption("--thorough"):
             files = ["intro", CHAPTERS[0], "search"]
-            sample = {*files, "equations", "api", "api_heads", "404"}
+            sample = {*files, "api", "api_heads", "404"}
             sample |= metafunc.config.changed
             served = [page for page in served if page in sample]
         pairs = [("served", page) for page in served]

@@ -57,3 +57,7 @@ def test_programs_and_files_that_are_named_exist():
     programs = re.findall(r"\w+", listed.stderr.partition("of: ")[2])
     called = set(re.findall(r"(?:python\"?|\$\(RUN\)) tools (\w+)", text))
     assert "tangle" in called and called <= {"NAME", *programs}
+    marks = " ".join(re.findall(r"^@pytest.mark.thorough\((.*)\)$", text, re.MULTILINE))
+    named = set(re.findall(r'"(\w+)"', marks))  # files whose change brings a test back
+    pages = [*(ROOT / "book").rglob("*.*"), *(ROOT / "attnlib").rglob("*.py")]
+    assert named and named <= {path.stem for path in pages}

@@ -31,14 +31,6 @@ from workkit.report import detail, folded, in_words, next_step, pace, told
 from workkit.store import Store, name_of
 from workkit.tracing import Tracer
 
-SAMPLE = ("03", "a syntax error")  # what is tried every time
-
-
-def only_sometimes(request, name=None):
-    """Skips what takes long, unless it is in the sample, or --thorough was said."""
-    if name not in SAMPLE and not request.config.getoption("--thorough"):
-        pytest.skip("--thorough tries it")
-
 
 def every_chapter(test):
     tasked = [c for c in read_chapters(ROOT) if any(map(is_solution, c.code_cells))]
@@ -172,6 +164,7 @@ def test_our_answers_make_our_package(untouched, ours):
         assert formatted(text, file, ROOT) == (ROOT / file).read_text("utf-8"), file
 
 
+@pytest.mark.thorough
 def test_an_untouched_workbook_says_what_to_do_first(folder):
     done = check(folder)
     asked = len(read_blanks(ROOT))
@@ -184,8 +177,11 @@ def test_an_untouched_workbook_says_what_to_do_first(folder):
 
 
 def test_what_needs_no_run_comes_without_torch(untouched):
-    """Progress, hints and answers in a second, not in the three that it takes to load."""
-    program = "import sys, workkit.cli; assert 'torch' not in sys.modules"
+    """Progress, hints and answers in a second, not in the three that it takes to load.
+
+    Nor is there a need of what only the makers of the book have.
+    """
+    program = "import sys, workkit.cli; assert not {'torch', 'ruff'} & {*sys.modules}"
     done = subprocess.run([sys.executable, "-c", program], cwd=untouched / "tools")
     assert done.returncode == 0
 
@@ -199,9 +195,9 @@ def test_the_page_says_how_much_it_is(untouched):
     assert told in (ROOT / "book" / "workbook.md").read_text("utf-8")
 
 
+@pytest.mark.thorough
 @every_chapter
-def test_our_answers_pass(folder, ours, key, request):
-    only_sometimes(request, key)
+def test_our_answers_pass(folder, ours, key):
     write(folder, ours)
     done = check(folder, key, "--json", folder / "grade.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -225,10 +221,10 @@ def others(untouched):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", sorted(path.stem for path in WRITTEN.glob("*.py")))
-def test_right_answers_of_another_kind_pass(folder, ours, others, key, request):
+def test_right_answers_of_another_kind_pass(folder, ours, others, key):
     """Those of a chapter; in the others, ours."""
-    only_sometimes(request, key)
     write(folder, ours | others[key])
     done = check(folder, key, "--json", folder / "grade.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -246,6 +242,7 @@ def test_a_wrong_turn_is_named(folder, ours):
     assert done.returncode == 1
     assert "known mistake: The layer has no mask" in done.stdout
     assert "left: " in done.stdout and "right: " in done.stdout
+    assert "✓ Exercise 3.1" in done.stdout and "✗ Exercise 3.3" in done.stdout
 
 
 def test_mistakes_that_share_their_numbers_are_told_together():
@@ -272,16 +269,16 @@ def test_each_mistake_is_known_by_its_own_numbers(untouched):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="mistakes are entered in forks")
 @every_chapter
-def test_each_mistake_entered_is_named(key, tmp_path, untouched, request):
+def test_each_mistake_entered_is_named(key, tmp_path, untouched):
     """Four of a chapter's mistakes.
 
     They are those that stand at even distances in the record; one of four may be told as
     another. `python tools workbook_mistakes NN --check` enters all, which takes minutes
     for each chapter.
     """
-    only_sometimes(request)
     if not read_data(untouched)[key]["blanks"]:
         pytest.skip("nothing of the package is written there")
     program = "import sys; sys.path.insert(0, sys.argv[1])\n" + NAMED
@@ -324,9 +321,9 @@ ENDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ENDS)
-def test_what_breaks_ends_with_a_message(folder, ours, kind, request):
-    only_sometimes(request, kind)
+def test_what_breaks_ends_with_a_message(folder, ours, kind):
     new, told = ENDS[kind]
     program = folder / "tools" / "workkit" / "checking.py"
     if kind == "a loop":
@@ -352,6 +349,7 @@ def test_of_two_definitions_the_first_that_does_not_pass_is_meant(folder, monkey
     assert blank(book, "layer_norm.LayerNorm")[0] == "layer_norm.LayerNorm"
 
 
+@pytest.mark.thorough
 def test_hints_come_before_the_answer_and_loans_are_counted(folder):
     name = "causal_mask"
     assert "Hint 1 of 2" in check(folder, "hint", name).stdout
@@ -415,9 +413,9 @@ SHOWN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name, request):
-    only_sometimes(request, name)
+def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name):
     if name == "kernel" and sys.platform != "linux":
         pytest.skip("there is no Triton here")
     write(folder, ours)
@@ -436,9 +434,9 @@ def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name, req
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MISTAKEN)
-def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name, request):
-    only_sometimes(request, name)
+def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name):
     if name == "kernel" and sys.platform != "linux":
         pytest.skip("there is no Triton here")
     key, sentence, told = MISTAKEN[name]
@@ -452,8 +450,8 @@ def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name, request):
     assert f"\n· {name}" in done.stdout
 
 
-def test_what_the_model_writes_is_looked_at(folder, ours, request):
-    only_sometimes(request)
+@pytest.mark.thorough
+def test_what_the_model_writes_is_looked_at(folder, ours):
     drawn = ours["generation.sample"].replace("probabilities, 1,", "probabilities**0, 1,")
     assert drawn != ours["generation.sample"]
     write(folder, ours | {"generation.sample": drawn})
@@ -461,8 +459,8 @@ def test_what_the_model_writes_is_looked_at(folder, ours, request):
     assert done.returncode == 1 and "what it writes is no English" in done.stdout
 
 
-def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours, request):
-    only_sometimes(request)
+@pytest.mark.thorough
+def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours):
     done = check(folder, "milestone")
     assert (
         "Next, attention: First write `apply_mask` (chapter 1) and 4 more." in done.stdout
@@ -482,8 +480,8 @@ def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours, request):
     assert check(folder, "milestone", "nonsense").returncode == 2
 
 
-def test_a_milestone_without_end_ends_with_a_message(folder, ours, request):
-    only_sometimes(request)
+@pytest.mark.thorough
+def test_a_milestone_without_end_ends_with_a_message(folder, ours):
     program = folder / "tools" / "workkit" / "checking.py"
     text = program.read_text("utf-8").replace("SECONDS = 180", "SECONDS = 8")
     program.write_text(text, encoding="utf-8")
@@ -496,9 +494,9 @@ def test_a_milestone_without_end_ends_with_a_message(folder, ours, request):
     assert "of attnlib/masks.py" in done.stdout.replace("\\", "/")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="without Triton it isn't all")
-def test_the_package_is_installed_and_tested(folder, ours, request):
-    only_sometimes(request)
+def test_the_package_is_installed_and_tested(folder, ours):
     write(folder, ours)
     for path in (folder / "tests").glob("test_*.py"):
         if path.name != "test_multi_head.py":
@@ -519,6 +517,7 @@ NAME = "masks.apply_mask"
 MINE = "# attnlib/masks.py: yours, apply_mask\ndef apply_mask(scores, mask):\n    return 1"
 
 
+@pytest.mark.thorough
 def test_building_again_keeps_every_answer(folder):
     write(folder, {NAME: MINE, "1.1": "# Exercise 1.1: yours\nx = 1"})
     old = (folder / "book" / "01_scaled_dot_product.ipynb").read_bytes()
@@ -554,6 +553,7 @@ def test_what_was_written_before_is_kept(folder):
     assert "return 3" in (folder / "yours" / "history.jsonl").read_text("utf-8")
 
 
+@pytest.mark.thorough
 def test_two_runs_at_once_and_an_interrupted_write(folder):
     write(folder, {NAME: MINE})
     command = [sys.executable, folder / "check.py"]
@@ -661,6 +661,7 @@ def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatc
     assert "✓ CausalAttention" in said and "first." not in said
 
 
+@pytest.mark.thorough
 def test_a_definition_waits_for_one_of_an_earlier_chapter(folder, ours):
     write(folder, {n: a for n, a in ours.items() if n != "masks.causal_mask"})
     done = check(folder, 3)

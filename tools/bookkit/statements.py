@@ -3,9 +3,9 @@
 import ast
 import subprocess
 import symtable
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from bookkit.chapters import BookError
@@ -41,7 +41,9 @@ class Statement:
         return self.names or [ast.dump(self.node)]
 
 
+@cache  # a chapter's cells are asked for again and again
 def statements(source: str, where: str) -> list[Statement]:
+    """The top-level statements of a source, in their order; not to be changed."""
     try:
         nodes = ast.parse(source).body
     except SyntaxError as error:
@@ -100,10 +102,11 @@ def refuse_imports(body: list[Statement], where: str) -> None:
 
 def formatted(text: str, file: str, root: Path) -> str:
     """The text as ruff sorts and formats it, with the repository's settings."""
+    from ruff import find_ruff_bin  # here: the workbook's reader has none, and needs none
+
     for command in (["check", "--select", "I", "--fix"], ["format"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--quiet"]
         done = subprocess.run(
-            [*ruff, "--stdin-filename", file, "-"],
+            [find_ruff_bin(), *command, "--quiet", "--stdin-filename", file, "-"],
             input=text,
             capture_output=True,
             encoding="utf-8",

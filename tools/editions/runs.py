@@ -15,15 +15,16 @@ def runs_of(function: ast.FunctionDef, given: list[str]) -> list[tuple[ast.stmt,
     needed: set[str] = set()
     starts = tuple(g for g in given if not g.isidentifier())
     stays = {s for s in function.body if ast.unparse(s).startswith(starts)}
-    for index, statement in reversed(list(enumerate(function.body))):
-        if statement in stays:  # what it needs may well be left
-            continue
-        made = names_of(statement, ast.Store)
-        later = set().union(*(names_of(s, ast.Load) for s in function.body[index + 1 :]))
-        handed = isinstance(statement, ast.Assign) and made & needed  # to a refusal
-        if is_plumbing(statement, made & later) or handed:
-            stays.add(statement)
-            needed |= names_of(statement, ast.Load)
+    later: set[str] = set()  # what the statements behind it read
+    for statement in reversed(function.body):
+        reads = names_of(statement, ast.Load)
+        if statement not in stays:  # what those need that stay anyway may well be left
+            made = names_of(statement, ast.Store)
+            handed = isinstance(statement, ast.Assign) and made & needed  # to a refusal
+            if is_plumbing(statement, made & later) or handed:
+                stays.add(statement)
+                needed |= reads
+        later |= reads
     left = [s for s in function.body if s not in stays]
     if all(trivial(s) for s in left):
         return []  # nothing but `self.scale = scale`
