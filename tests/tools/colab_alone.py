@@ -24,6 +24,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 NO_NETWORK = """\
 import sys
@@ -68,6 +69,8 @@ def run(work: Path, environ: dict[str, str], given: list[Path], notebook: Path) 
         timeout=600,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
+        # By sockets of its own: a free port is chosen, and may be taken before it starts.
+        config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}-kernel"}}),
         resources={"metadata": {"path": str(folder)}},
     )
     client.execute(env=environ)
