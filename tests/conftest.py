@@ -19,7 +19,7 @@ from jaxtyping import config, install_import_hook
 
 from bookkit.chapters import BookError
 from bookkit.execute import changed
-from build_book import is_newer
+from build_book import is_current
 from site_browser import ARGUMENTS, find_chromium
 
 # All before the first import of attnlib. Tests side by side, and the kernels of their
@@ -122,6 +122,9 @@ def as_shipped():
 
 def pytest_configure(config):
     """What has changed is tried in every way; without Git, nothing is known to have."""
+    gc.set_threshold(
+        100_000
+    )  # looked through at each 700 things, pages take a third longer
     minutes = config.getoption("--minutes")
     config.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     try:
@@ -151,8 +154,8 @@ def site(tmp_path_factory, testrun_uid) -> Path:
     """
     built = tmp_path_factory.getbasetemp().parent / f"site-{testrun_uid}"
     with FileLock(f"{built}.lock"):
-        last = ROOT / "_build" / "html" / "workbook.zip"  # what a build ends with
-        if not built.exists() and not is_newer(last, ROOT):
+        current = is_current(ROOT / "_build" / "html" / ".sources", ROOT)
+        if not built.exists() and not current:
             build = subprocess.run(
                 [sys.executable, "tools", "build_book"],
                 cwd=ROOT,

@@ -30,18 +30,19 @@ def forget_if_reordered(build: Path) -> None:
         shutil.rmtree(read.parent)
 
 
-def is_newer(built: Path, root: Path) -> bool:
-    """Whether a file was written after all of the repository's, and the book's folders.
-
-    A folder is written when a file goes. Without Git, nobody knows.
-    """
+def sources(root: Path) -> list[str]:
+    """The repository's files that are there; without Git, nobody knows."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    files = {root / name for name in done.stdout.split("\0") if name}
-    pages = {path.parent for path in files if root / "book" in path.parents}
-    if not files or not all(path.exists() for path in (built, *files)):
+    return sorted(name for name in done.stdout.split("\0") if (root / name).is_file())
+
+
+def is_current(built: Path, root: Path) -> bool:
+    """Whether a build's list of files is that of now, and younger than each of them."""
+    names = sources(root)
+    if not names or not built.exists() or built.read_text("utf-8").splitlines() != names:
         return False
-    return built.stat().st_mtime > max(path.stat().st_mtime for path in files | pages)
+    return built.stat().st_mtime > max((root / name).stat().st_mtime for name in names)
 
 
 def main() -> int:
@@ -62,6 +63,7 @@ def main() -> int:
     site = into / "_build" / "html"
     write_editions(ROOT, site / "notebooks", address(), built=into)
     write_zip(ROOT, site / "workbook.zip", into)
+    (site / ".sources").write_text("\n".join(sources(ROOT)), "utf-8")
     print(f"\nOpen {(site / 'index.html').as_uri()}")
     return 0
 

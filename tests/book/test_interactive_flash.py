@@ -194,6 +194,7 @@ def told(page):
     return page.locator(f"{TILES} .say").text_content()
 
 
+@pytest.mark.thorough("flash_tiles", "14_flash_attention")
 @pytest.mark.parametrize(("backward", "queries", "causal"), SETTINGS)
 def test_tiles_are_those_with_a_key_to_see(open_page, backward, queries, causal):
     page = open_page("flash_tiles")

@@ -77,6 +77,7 @@ def test_any_scale(scale):
     agree(*draw(2, 40, 16), scale=scale, causal=True)
 
 
+@pytest.mark.thorough("flash_triton")
 def test_masks_of_both_kinds():
     """Boolean, additive and −inf, from one row for all to one matrix a head."""
     query, key, value = draw(3, 45, 16, (4, 2), (2,))

@@ -391,6 +391,7 @@ def read(rank, folder, tensor):
         return step, model(torch.arange(10)[None]).tolist(), float(sum(moments))
 
 
+@pytest.mark.thorough("25_heads_layers_copies", "checkpoints")
 def test_a_checkpoint_is_read_by_other_ranks(tmp_path):
     written = run(write, 4, tmp_path, 2)[0]
     names = sorted(path.name for path in tmp_path.iterdir())

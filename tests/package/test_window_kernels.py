@@ -95,11 +95,13 @@ def test_beside_a_mask(kind, causal):
     agree(draw(33, 40), mask, causal=causal, window=9)
 
 
+@pytest.mark.thorough("flash_triton")
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1)])
 def test_heads_that_share(heads):
     agree(draw(20, 40, heads), causal=True, window=18)
 
 
+@pytest.mark.thorough("flash_triton")
 def test_tiles_of_other_sizes(monkeypatch):
     for sizes, causal in (((16, 32), False), ((32, 16), True)):
         other = Setting(*sizes, 1, 1)

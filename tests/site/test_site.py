@@ -21,7 +21,7 @@ from bs4 import BeautifulSoup
 
 import attnlib
 from bookkit.grammar import CAPTION, CHAPTER
-from build_book import is_newer
+from build_book import is_current, sources
 from site_browser import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -360,30 +360,38 @@ def test_what_is_read_aloud_does_not_widen_the_page(readers):
 
 
 def test_a_site_is_built_again_when_a_file_comes_changes_or_goes(tmp_path):
-    book, built = tmp_path / "book", tmp_path / "_build" / "workbook.zip"
+    book, built = tmp_path / "book", tmp_path / "_build" / ".sources"
     for path in (book / "one.md", book / "two.md", built, tmp_path / ".gitignore"):
         path.parent.mkdir(exist_ok=True)
         path.write_text("_build\n", encoding="utf-8")
 
     def build(second):
+        built.write_text("\n".join(sources(tmp_path)), "utf-8")
         os.utime(built, (second, second))
-        return is_newer(built, tmp_path)
 
-    assert not build(time.time() + 9)  # without Git
+    def current():
+        return is_current(built, tmp_path)
+
+    build(time.time() + 9)
+    assert not current()  # without Git
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    assert build(time.time() + 9) and not build(time.time() - 9)
-    for path in (book, *book.iterdir(), tmp_path / ".gitignore"):
-        os.utime(path, (1000, 1000))
-    assert build(2000)
-    os.utime(book / "one.md", (3000, 3000))
-    assert not build(2000) and build(4000)
-    (book / "two.md").unlink()  # which its folder remembers
-    assert not build(4000)
+    build(time.time() - 9)
+    assert not current()
+    build(time.time() + 9)
+    assert current()
+    (book / "__pycache__").mkdir()  # written by Python, no page
+    assert current()
+    (book / "two.md").unlink()
+    assert not current()
+    build(time.time() + 9)
+    assert current()
     (book / "new.md").touch()
-    os.utime(book, (1000, 1000))
-    assert not build(4000)
-    os.utime(book / "new.md", (1000, 1000))
-    assert build(4000)
+    assert not current()
+    (book / "new.md").rename(book / "two.md")
+    build(time.time() + 9)
+    assert current()
+    (book / "two.md").rename(book / "three.md")  # as old as before
+    assert not current()
 
 
 def pytest_generate_tests(metafunc) -> None:

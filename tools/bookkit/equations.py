@@ -75,9 +75,10 @@ def exists(symbol: str) -> bool:
 
 def checked(source: str, where: str, faults: list[str]) -> list[str]:
     """The labels that a piece of code checks, as its comments say."""
+    if not CHECKS.search(source):
+        return []
     try:
-        lines = io.StringIO(only_python(source)).readline
-        tokens = list(tokenize.generate_tokens(lines))
+        tokens = list(tokenize.generate_tokens(io.StringIO(only_python(source)).readline))
     except (tokenize.TokenError, SyntaxError) as error:
         raise BookError(f"{where}: not Python: {error}") from error
     comments = [CHECKS.match(t.string) for t in tokens if t.type == tokenize.COMMENT]

@@ -15,7 +15,8 @@ from bookkit.chapters import ROOT
 
 SITE = ROOT / "_build" / "html"
 FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest date that a ZIP file can hold
-ONLINE = {".buildinfo", "404.html", "objects.inv", "sitemap.xml"}  # no use on a disk
+# Of no use on a disk.
+ONLINE = {".buildinfo", ".sources", "404.html", "objects.inv", "sitemap.xml"}
 
 
 def pack(out: Path, site: Path = SITE) -> None:
