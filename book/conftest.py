@@ -1,13 +1,12 @@
 """Which chapters can run here, and how their kernels are spoken to."""
 
 import importlib.util
-import os
 import sys
-import tempfile
-import uuid
 
 import nbval.kernel
 from jupyter_client import KernelManager
+
+from bookkit.execute import own_sockets
 
 # Triton exists for Linux alone.
 KERNELS = "15_flash_on_gpu", "19_split_and_paged", "E_kernels_in_practice"
@@ -19,13 +18,8 @@ collect_ignore = [f"{name}.ipynb" for name in left]
 
 
 def kernel_manager(**given) -> KernelManager:
-    """By sockets of its own: a free port is chosen, and may be taken before it is bound.
-
-    By the ranks of a chapter or a test beside it, for example.
-    """
-    sockets = os.path.join(tempfile.gettempdir(), f"kernel-{uuid.uuid4().hex}")
-    return KernelManager(transport="ipc", ip=sockets, **given)
+    """In place of nbval's, which takes a port."""
+    return KernelManager(**own_sockets(), **given)
 
 
-if sys.platform != "win32":
-    nbval.kernel.KernelManager = kernel_manager
+nbval.kernel.KernelManager = kernel_manager

@@ -122,9 +122,7 @@ def as_shipped():
 
 def pytest_configure(config):
     """What has changed is tried in every way; without Git, nothing is known to have."""
-    gc.set_threshold(
-        100_000
-    )  # looked through at each 700 things, pages take a third longer
+    gc.set_threshold(100_000)  # at the usual 700, parsing pages takes a quarter longer
     minutes = config.getoption("--minutes")
     config.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     try:

@@ -7,9 +7,11 @@ reader to download.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from address import address
@@ -52,6 +54,7 @@ def main() -> int:
         "--into", type=Path, default=ROOT, help="the folder that gets _build (this one)"
     )
     into = parser.parse_args().into.resolve()
+    began = time.time()
     forget_if_reordered(into / "_build")
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [str(jupyter_book), "build", "book", *OPTIONS.split()]
@@ -64,6 +67,7 @@ def main() -> int:
     write_editions(ROOT, site / "notebooks", address(), built=into)
     write_zip(ROOT, site / "workbook.zip", into)
     (site / ".sources").write_text("\n".join(sources(ROOT)), "utf-8")
+    os.utime(site / ".sources", (began, began))  # what was written since may not be in it
     print(f"\nOpen {(site / 'index.html').as_uri()}")
     return 0
 

@@ -26,6 +26,10 @@ import nbformat
 from nbclient import NotebookClient
 from traitlets.config import Config
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from bookkit.execute import own_sockets
+
 NO_NETWORK = """\
 import sys
 
@@ -69,8 +73,7 @@ def run(work: Path, environ: dict[str, str], given: list[Path], notebook: Path) 
         timeout=600,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
-        # By sockets of its own: a free port is chosen, and may be taken before it starts.
-        config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}-kernel"}}),
+        config=Config({"KernelManager": own_sockets()}),
         resources={"metadata": {"path": str(folder)}},
     )
     client.execute(env=environ)

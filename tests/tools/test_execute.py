@@ -1,14 +1,16 @@
 """Chapters run in place and normalized, on a tiny book."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import nbformat
+import pytest
 from nbformat.v4 import new_output
 
 from bookkit import chapters, execute, normalize
-from tiny_book import BASE, ROOTS, TOOLS, code, refused, run, sources, write
+from tiny_book import BASE, ROOT, ROOTS, TOOLS, code, refused, run, sources, write
 
 
 def test_chapters_run_in_place_twice_without_a_diff(root, capsys):
@@ -48,6 +50,23 @@ def test_chapters_run_in_place_twice_without_a_diff(root, capsys):
     first = path.read_bytes()
     assert run(execute, root, "01") == 0
     assert path.read_bytes() == first
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has ports alone")
+def test_a_kernel_has_sockets_of_its_own(root):
+    """When a chapter is run and when it is tested: a port may be another's by then."""
+    asked = "from ipykernel.kernelapp import IPKernelApp as App\n"
+    asked += 'assert App.instance().transport == "ipc"'
+    write(root / "book/01_first.ipynb", "# First", code(asked))
+    assert run(execute, root, "01") == 0
+    shutil.copy(ROOT / "book" / "conftest.py", root / "book")
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"]
+    done = subprocess.run(
+        [*command, "-c", ROOT / "pyproject.toml", root / "book" / "01_first.ipynb"],
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 
 
 def test_notebooks_are_stored_in_one_format(root):

@@ -29,16 +29,19 @@ PROGRAMS = [
 ]
 
 
-# These load PyTorch, which takes two seconds each.
-SLOW = [
-    pytest.param(path, marks=pytest.mark.thorough)
-    for path in PROGRAMS
-    if path.stem in ("home_picture", "runner", "workbook_mistakes")
-]
-FAST = [path for path in PROGRAMS if path not in [param.values[0] for param in SLOW]]
+SLOW = "home_picture", "runner", "workbook_mistakes"  # they load PyTorch
 
 
-@pytest.mark.parametrize("path", FAST + SLOW, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.thorough(path.stem))
+        if path.stem in SLOW
+        else path
+        for path in PROGRAMS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_program_runs_by_its_path_too(path):
     run = subprocess.run([sys.executable, path, "--help"], capture_output=True, cwd="/")
     assert run.returncode == 0, run.stderr.decode()
@@ -69,5 +72,6 @@ def test_programs_and_files_that_are_named_exist():
     marks = " ".join(re.findall(r"^@pytest.mark.thorough\((.*)\)$", text, re.MULTILINE))
     named = set(re.findall(r'"(\w+)"', marks))  # files whose change brings a test back
     pages = [*(ROOT / "book").rglob("*.*"), *(ROOT / "attnlib").rglob("*.py")]
+    pages += TOOLS.rglob("*.py")
     known = {name for path in pages for name in (path.stem, path.parent.name)}
     assert named and named <= known

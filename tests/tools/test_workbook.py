@@ -529,7 +529,7 @@ def test_building_again_keeps_every_answer(folder):
     assert cell_of(folder, NAME).endswith("# better")
 
 
-@pytest.mark.thorough("check", "folder")
+@pytest.mark.thorough("folder", "workkit")
 def test_a_notebook_deleted_broken_or_emptied_gets_its_answers_back(folder):
     path = folder / "book" / "01_scaled_dot_product.ipynb"
     whole = path.read_bytes()
@@ -543,7 +543,7 @@ def test_a_notebook_deleted_broken_or_emptied_gets_its_answers_back(folder):
     assert "put back" in check(folder).stdout and cell_of(folder, NAME) == MINE
 
 
-@pytest.mark.thorough("check", "folder")
+@pytest.mark.thorough("folder", "workkit")
 def test_what_was_written_before_is_kept(folder):
     for text in (MINE, MINE.replace("1", "2"), MINE.replace("1", "3")):
         write(folder, {NAME: text})
@@ -569,7 +569,7 @@ def test_two_runs_at_once_and_an_interrupted_write(folder):
     assert check(folder).returncode == 0
 
 
-@pytest.mark.thorough("check", "folder")
+@pytest.mark.thorough("folder", "workkit")
 def test_answers_survive_a_broken_store(folder):
     write(folder, {NAME: MINE})
     check(folder)
@@ -639,7 +639,7 @@ def checked(folder, monkeypatch, key, *notes, ended="", trace=""):
     return book, in_words(book, book.check(key))
 
 
-@pytest.mark.thorough("check", "folder")
+@pytest.mark.thorough("folder", "workkit")
 def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatch):
     write(folder, {name: ours[name] for name in PASSED})
     good = [note("passed", name) for name in PASSED]

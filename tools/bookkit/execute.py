@@ -8,11 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from pathlib import Path
 
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from traitlets.config import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
@@ -22,6 +25,18 @@ from bookkit.normalize import normalize
 TIMEOUT = 600  # seconds a cell
 # Threads that wait for others sleep: on a busy machine they would take the others' time.
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def own_sockets() -> dict[str, str]:
+    """The settings of a kernel that is spoken to by sockets of its own.
+
+    Otherwise a free port is chosen, and may be taken before the kernel has it: by the
+    ranks of a chapter beside it, for example. Windows has ports alone.
+    """
+    if sys.platform == "win32":
+        return {}
+    file = Path(tempfile.gettempdir(), f"kernel-{uuid.uuid4().hex}")
+    return {"transport": "ipc", "ip": str(file)}
 
 
 def execute(chapter: Chapter, root: Path) -> None:
@@ -35,6 +50,7 @@ def execute(chapter: Chapter, root: Path) -> None:
         timeout=TIMEOUT,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],  # or the kernel warns of its transport
+        config=Config({"KernelManager": own_sockets()}),
         record_timing=False,
         resources={"metadata": {"path": str(chapter.path.parent)}},
         on_cell_start=lambda cell, cell_index: running.append(cell),
@@ -59,14 +75,14 @@ def report(chapter: Chapter, running: list[NotebookNode], error: Exception) -> s
 
 
 def changed(root: Path) -> set[str]:
-    """The names of files in book/ and attnlib/, and of folders there, that hold a change.
+    """The names of the changed files in book/, attnlib/ and tools/, and of their folders.
 
     The last commit is what they are compared with.
 
     Raises:
         BookError: Git does not know the folder.
     """
-    command = ["git", "status", "--porcelain", "--no-renames", "book", "attnlib"]
+    command = ["git", "status", "--porcelain", "--no-renames", "book", "attnlib", "tools"]
     done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise BookError(f"no way to tell what has changed: {done.stderr.strip()}")
