@@ -249,8 +249,10 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            refuse_bad_tokens(name, x, self.embed_dim, self.q_proj.W, dims=2)
+        refuse_bad_tokens("query", query, self.embed_dim, self.q_proj.W, dims=2)
+        for name, x in (("key", key), ("value", value)):
+            if x is not query:
+                refuse_bad_tokens(name, x, self.embed_dim, self.q_proj.W, dims=2)
         refuse_ambiguous_mask(mask, query)
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.num_kv_heads)

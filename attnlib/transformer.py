@@ -307,7 +307,6 @@ class LanguageModel(nn.Module):
         """Logits of what the last block and the norm have made, by the tokens' table."""
         return F.linear(x, self.token_embedding.weight)
 
-    @torch.no_grad()
     def generate(
         self,
         ids: Int[Tensor, "*batch tokens"],
@@ -321,7 +320,9 @@ class LanguageModel(nn.Module):
         """The given tokens, continued by `length` drawn ones.
 
         Without a cache, where the text has become longer than context_length, only its end
-        is seen. Call `eval()` first if the model has dropout.
+        is seen. Call `eval()` first if the model has dropout. The model runs in PyTorch's
+        inference mode, or in `no_grad` if a parameter is of a type of its own, as a sharded
+        one is: what a hook keeps can be learned from after `clone()`.
 
         Args:
             ids: the start, (n,) or (batch, n), at least one token.
@@ -351,11 +352,14 @@ class LanguageModel(nn.Module):
             cache = [KVCache(read) for _ in self.blocks]
         if cache is not False:
             require_room(cache, len(self.blocks), ids, read, self.context_length)
-        for _ in range(length):
-            logits = self.last_logits(ids, cache, padding)
-            chosen = sample(logits, temperature, top_k, generator)
-            ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
-        return ids
+        plain = all(type(p) is nn.Parameter for p in self.parameters())
+        # The first is faster, and FSDP2, whose parameters are of another type, refuses it.
+        with torch.inference_mode() if plain else torch.no_grad():
+            for _ in range(length):
+                logits = self.last_logits(ids, cache, padding)
+                chosen = sample(logits, temperature, top_k, generator)
+                ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
+        return ids.clone()  # what was made in that mode could not be learned from
 
     def last_logits(
         self,

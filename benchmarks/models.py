@@ -4,7 +4,8 @@ A model of each family with random weights is written into a folder by `transfor
 read by both libraries. Both continue the same texts greedily, each with its own cache: ours
 with `cache=True`, theirs with what `generate` takes by itself. In float32 the tokens are
 asserted to be the same; in bfloat16 two roundings may part at a tie. The calls take turns;
-a row has the median of each time, and the median of their ratios.
+a row has the median of each time, and the median of their ratios, of as many rounds as fit
+into a minute, from 5 to 31.
 
     python benchmarks/models.py             writes results/models.json
     python benchmarks/models.py --small     tiny models, writes nothing
@@ -14,6 +15,7 @@ import argparse
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -58,7 +60,7 @@ def both(family: str, sizes: dict[str, int], dtype: torch.dtype) -> tuple[object
 
 
 def measure(
-    family: str, sizes: dict[str, int], length: int, rounds: int
+    family: str, sizes: dict[str, int], length: int, seconds: float
 ) -> Iterator[dict[str, object]]:
     """A row for each type, number of texts and length of what was read."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -71,12 +73,15 @@ def measure(
                     theirs.generate, ids, max_new_tokens=length, do_sample=False
                 ),
             }
+            start = time.perf_counter()
             same = torch.equal(calls["attnlib"](), calls["transformers"]())
             assert same or dtype != torch.float32
+            fit = round(seconds / (time.perf_counter() - start))
+            rounds = min(max(fit, 5), 31)
             times = time_in_turn(calls, rounds, warm=False)
             pairs = zip(times["transformers"], times["attnlib"], strict=True)
             row: dict[str, object] = {"family": family, "dtype": str(dtype)[6:]}
-            row |= {"batch": batch, "read": read, "same": same}
+            row |= {"batch": batch, "read": read, "same": same, "rounds": rounds}
             for name, ms in times.items():
                 per_s = 1e3 * batch * length / statistics.median(ms)
                 row[f"{name}_per_s"] = round(per_s, 1)
@@ -88,15 +93,15 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="tiny, and writes nothing")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--length", type=int, default=64, help="tokens written")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for a row, about")
+    parser.add_argument("--length", type=int, default=32, help="tokens written")
     options = parser.parse_args()
-    length, rounds = options.length, options.rounds
+    length, seconds = options.length, options.seconds
     record = {"transformers": transformers.__version__, "sizes": SIZES}
-    record |= {"length": length, "rounds": rounds}
+    record |= {"length": length, "seconds": seconds}
     rows: list[dict[str, object]] = []
     for name, sizes in (TINY if options.small else SIZES).items():
-        for row in measure(name, sizes, length, rounds):
+        for row in measure(name, sizes, length, seconds):
             rows.append(row)
             if not options.small:  # after each row: a run that is stopped leaves the others
                 write_record("models", {**record, "rows": rows})

@@ -480,6 +480,24 @@ def test_weights_are_those_of_rank_0_and_what_is_frozen_stays_so():
             assert torch.equal(x, y)
 
 
+def written_with_shares(rank):
+    torch.manual_seed(rank)
+    mesh = init_device_mesh("cpu", (2,))
+    model = parallel.share_copies(LanguageModel(**SIZES, num_heads=4), mesh)
+    ids = torch.arange(5)[None]
+    texts = [model.generate(ids, 6, temperature=0.0, cache=kept) for kept in (False, True)]
+    model(texts[1]).sum().backward()  # what was written can be learned from
+    return texts
+
+
+def test_a_model_in_shares_writes():
+    torch.manual_seed(0)
+    model = LanguageModel(**SIZES, num_heads=4)
+    text = model.generate(torch.arange(5)[None], 6, temperature=0.0)
+    for texts in run(written_with_shares, 2):
+        assert all(torch.equal(x, text) for x in texts)
+
+
 def test_no_group_is_an_error_that_says_what_to_do(as_shipped):
     with pytest.raises(RuntimeError, match="no process group"):
         parallel.token_mean(torch.zeros(2))

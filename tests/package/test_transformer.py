@@ -204,6 +204,35 @@ def test_generate(as_shipped):
     assert torch.equal(model.generate(start, 0), start)
 
 
+def test_what_was_written_can_be_learned_from():
+    model, modes = small_model(), []
+    model.norm.register_forward_pre_hook(
+        lambda *_: modes.append(
+            (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+        )
+    )
+    for cache in (False, True):
+        text = model.generate(torch.ones(1, 3, dtype=torch.int64), 4, cache=cache)
+        assert not text.is_inference()
+        model(text).sum().backward()  # which keeps the text for the gradient
+    assert modes[:4] == [(True, False)] * 4 and modes[4] == (False, True)
+
+
+def test_parameters_of_another_type_are_not_read_in_inference_mode():
+    class Marked(nn.Parameter):  # as DTensor is for FSDP2, which refuses that mode
+        pass
+
+    model, modes = small_model(), []
+    model.positions = Marked(model.positions.detach())
+    model.norm.register_forward_pre_hook(
+        lambda *_: modes.append(
+            (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+        )
+    )
+    model.generate(torch.ones(1, 3, dtype=torch.int64), 2, cache=True)
+    assert modes == [(False, False)] * 2
+
+
 def test_weights_are_kept_only_if_asked_for():
     model, ids = small_model(), torch.randint(11, (2, 5))
     kept = []
