@@ -348,31 +348,33 @@ def put_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bo
 def order_memory(model: nn.Module) -> None:
     """Puts matrices into the order in which a CPU multiplies few tokens by them fastest.
 
-    In types of two bytes, a matrix W column after column, as `nn.Linear` has it; otherwise
-    row after row, also the table that makes the logits. The numbers stay the same.
+    A matrix W, and the table of tokens where it makes the logits, goes row after row if a
+    row is longer than a column, otherwise column after column, as `nn.Linear` has it; in
+    types of two bytes, always the latter. The numbers stay the same.
 
     Args:
         model: a language model; without a `head`, its token embedding makes the logits.
 
     Source: chapter 20.
     """
-    head, table = getattr(model, "head", None), model.token_embedding.weight
+    table = model.token_embedding.weight
     if table.device.type != "cpu":
         return
-    halves = table.itemsize < 4
     for name, weight in model.named_parameters():
         if name.endswith(".W"):
-            weight.data = by_columns(weight.data) if halves else weight.data.contiguous()
-    if head is None and not halves:
-        table.data = by_columns(table.data)
+            weight.data = along_the_longer(weight.data)
+    if getattr(model, "head", None) is None:
+        table.data = along_the_longer(table.data.T).T  # the logits are x @ table.T
 
 
-def by_columns(matrix: Tensor) -> Tensor:
-    """The same matrix, whose memory holds column after column.
+def along_the_longer(matrix: Tensor) -> Tensor:
+    """The same matrix, its memory in the order of `order_memory`.
 
     Source: chapter 20.
     """
-    return matrix.T.contiguous().T
+    rows, columns = matrix.shape
+    by_rows = matrix.itemsize > 2 and columns > rows
+    return matrix.contiguous() if by_rows else matrix.T.contiguous().T
 
 
 def refuse_misfits(

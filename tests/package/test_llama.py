@@ -147,8 +147,15 @@ def test_bfloat16_is_kept_and_close(name, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(dtype, tmp_path):
     _, model = pair("Llama", tmp_path, dtype=dtype)
-    matrices = [p for name, p in model.named_parameters() if name.endswith(".W")]
-    assert all((p if dtype == torch.float32 else p.T).is_contiguous() for p in matrices)
+    found = set()
+    for name, p in model.named_parameters():
+        if name.endswith(".W"):
+            rows, columns = p.shape
+            by_rows = dtype == torch.float32 and columns > rows
+            assert p.stride() == ((columns, 1) if by_rows else (1, rows)), name
+            found.add((rows > columns) - (rows < columns))
+    assert found == {-1, 0, 1}  # wide, square and tall ones
+    assert model.token_embedding.weight.is_contiguous()  # it only looks tokens up here
 
 
 @pytest.mark.parametrize("name", ["Llama", "Llama, one head of keys, tied", "Qwen 2"])
