@@ -166,6 +166,35 @@ def test_a_text_in_pieces(transformers, make, kind):
                 close(torch.cat([x.logits for x in logits], dim=1), whole)
 
 
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3", "Gemma"])  # without windows
+@pytest.mark.parametrize("side", ["nothing padded", "left"])
+def test_a_quantized_cache(transformers, make, kind, side):
+    """Old keys and values in 8 bits, which changes the logits, as much as with sdpa.
+
+    Now and then round-off tips a number over to the next one of 8 bits; so what is compared
+    is how far the logits are from those of sdpa, on average, with how much the bits change.
+    """
+    model = make(kind)
+    real = REAL[side]
+
+    def logits(name, cache):
+        model.set_attn_implementation(name)
+        given = [
+            model(IDS[:, a:b], attention_mask=real[:, :b], past_key_values=cache).logits
+            for a, b in ((0, 7), (7, 8), (8, 10), (10, 11))
+        ]
+        return torch.cat(given, dim=1)[real.bool()]
+
+    with torch.no_grad():
+        exact = logits("sdpa", transformers.DynamicCache(config=model.config))
+        expected = logits("sdpa", transformers.QuantizedCache("fp8", model.config))
+        change = (expected - exact).abs().mean()
+        assert change > 1e-3
+        for name in GUESTS:
+            found = logits(name, transformers.QuantizedCache("fp8", model.config))
+            assert (found - expected).abs().mean() < 0.05 * change, name
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "GptOss"])
 def test_scores_that_depend_on_places_with_every_cache(transformers, make, kind):
     """A static cache returns places that hold nothing: they are no keys."""
