@@ -13,6 +13,7 @@ from editions import offline_zip, pdf
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = "08_feed_forward"
 PART, TITLE = "Part III · The block", "8 Feed-forward network"
+ON_PAGE = r",\s+page[ \xa0](\d+)"  # the number in the line of its word
 
 
 def test_the_same_site_gives_the_same_zip(tmp_path):
@@ -94,7 +95,7 @@ def test_folded_listings_stand_at_the_end_and_are_pointed_to(words):
     chapter = "\n".join(words[:first])
     docstring = (ROOT / "attnlib/feed_forward.py").read_text("utf-8").splitlines()[1]
     assert docstring.startswith('"""') and docstring not in chapter
-    lines = re.findall(r"(attnlib/\w+\.py · .+) · \d+ lines: [^·]+?, page (\d+)", chapter)
+    lines = re.findall(rf"(attnlib/\w+\.py · .+) · \d+ lines: [^·]+?{ON_PAGE}", chapter)
     assert lines
     for title, page in lines:
         assert title in words[int(page) - 1]
@@ -114,7 +115,7 @@ def test_solutions_stand_at_the_end_and_are_pointed_to(words):
     numbers = solution.findall("\n".join(words[first:]))
     assert numbers
     for number in numbers:
-        pointed = re.search(rf"Solution {number}, page (\d+)", "\n".join(words[:first]))
+        pointed = re.search(rf"Solution {number}{ON_PAGE}", "\n".join(words[:first]))
         assert f"Solution {number}" in words[int(pointed[1]) - 1]
 
 

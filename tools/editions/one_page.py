@@ -94,7 +94,7 @@ def folded(line: str, target: str = "") -> Tag:
     """The line of a folded cell; with a target, where the whole of it stands."""
     text = escape(line)
     if target:
-        text = f'<a href="#{target}">{text}</a>, page {page_of(target)}'
+        text = f'<a href="#{target}">{text}</a>, page\u00a0{page_of(target)}'  # in one line
     return parse_fragment(f'<p class="folded">{text}</p>')
 
 
