@@ -9,7 +9,7 @@ from bookkit.chapters import exported_module, read_chapters
 from bookkit.grammar import CLOSED, EQUATION, folded, only_python
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
+SHARE, LONGEST = 0.15, 40  # of the open code; lines
 CHAPTERS = [c for c in read_chapters(ROOT) if not c.is_appendix]
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 
@@ -79,26 +79,6 @@ def page(browser):
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     yield page
     page.close()
-
-
-@each_chapter
-def test_a_chapter_is_short_and_its_marks_lead_to_checks(chapter, site, page, pytestconfig):
-    tried = {CHAPTERS[0].name, *pytestconfig.changed}
-    if chapter.name not in tried and not pytestconfig.getoption("--thorough"):
-        pytest.skip("unchanged; --thorough tries every chapter")
-    page.goto((site / f"{chapter.name}.html").as_uri())
-    page.evaluate("() => MathJax.startup.promise")
-    screens = page.evaluate("document.querySelector('article').scrollHeight") / 1000
-    assert screens <= SCREENS, f"{screens:.1f} screens of 1440 × 1000"
-    marks = page.eval_on_selector_all(
-        ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
-    )
-    text = "\n".join(cell.source for cell in chapter.text_cells)
-    assert len(marks) == sum(bool(match[2]) for match in EQUATION.finditer(text))
-    for place in sorted({place for place in marks if place.startswith("#")}):
-        page.evaluate("place => { location.hash = place; }", place)
-        code = page.locator(f"[id='{place[1:]}'] pre").first
-        code.wait_for(state="visible", timeout=5000)
 
 
 ONLY_FOLDED = """() => {
