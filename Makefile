@@ -1,5 +1,6 @@
 # make book       the HTML, in _build/html
-# make test       every test: notebooks, package, tools, and the site in a browser
+# make test       the tests, and of the costly proofs those that the change may have broken
+#                 and a few others; PYTEST=--everything runs all
 # make prove      the costly proofs that are not on record: runs them, and writes the record
 # make chapters   after editing a chapter: its module, its outputs, the generated pages;
 #                 of those that differ from the last commit, or CHAPTERS="02 03", or =all
@@ -20,10 +21,10 @@ book: $(READY)
 	$(RUN) tools build_book
 
 test: $(READY)
-	$(RUN) -m pytest $(SIDE_BY_SIDE)
+	$(RUN) -m pytest $(SIDE_BY_SIDE) $(PYTEST)
 
 prove: $(READY)
-	$(RUN) -m pytest $(SIDE_BY_SIDE) --prove
+	$(RUN) -m pytest $(SIDE_BY_SIDE) --prove $(PYTEST)
 
 CHAPTERS ?= changed
 

@@ -85,12 +85,15 @@ class Proofs:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def _code(self, path: Path) -> str:
-        """What a file computes, in one form: without comments and docstrings."""
+        """What a file computes, in one form: without comments and docstrings.
+
+        A docstring that is all there is stays, as a body needs a statement.
+        """
         tree = self.tree(path)
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
-            if isinstance(body, list) and body and is_text(body[0]):
-                body[0].value.value = ""
+            if isinstance(body, list) and len(body) > 1 and is_text(body[0]):
+                del body[0]
         return ast.dump(tree)
 
     def _needed(self, path: Path) -> set[Path]:
@@ -108,14 +111,12 @@ class Proofs:
         path = self.module(module)
         if path is None or name is None or path.name != "__init__.py":
             return path
-        if inner := self.module(f"{module}.{name}"):
-            return inner
         body = self.tree(path).body
         for node in (node for node in body if isinstance(node, ast.ImportFrom)):
             for alias in node.names:
                 if name == (alias.asname or alias.name) and node.module != module:
                     return self.find(node.module or "", alias.name)
-        return path
+        return self.module(f"{module}.{name}") or path
 
     def module(self, dotted: str) -> Path | None:
         parts = dotted.split(".")
