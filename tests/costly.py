@@ -9,7 +9,8 @@ among them is called with the parameters by name and gives text. Each notebook i
 
 A test runs if the key of its proof is not in `tests/proofs.json`, see
 `tools/bookkit/proofs.py`, or if its proof is among those drawn by the keys of all, one of
-twenty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth of them;
+twenty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth of them, and
+in CI fails for a test that is skipped and would run nowhere;
 `--prove` runs only what is not in the record, and writes there what passes;
 `--subjects "notebook/*"` runs these proofs and no others.
 """
@@ -17,6 +18,7 @@ twenty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import uuid
 from collections import Counter
@@ -29,6 +31,7 @@ from bookkit.proofs import Proofs, hashed, read_record, write_record
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_OF = 20  # proofs on record that run all the same
+NO_GPU = "Skipped: no CUDA GPU here"  # the only reason for a skip, where all tests run
 KEYS = pytest.StashKey[dict[str, str]]()
 
 
@@ -165,9 +168,12 @@ class Record:
     def __init__(self, config):
         self.config, self.proving = config, config.getoption("--prove")
         self.passed, self.seconds = Counter(), Counter()
-        self.keys, self.failed, self.proven = {}, set(), {}
+        self.keys, self.failed, self.proven, self.nowhere = {}, set(), {}, set()
+        self.strict = config.getoption("--everything") and bool(os.environ.get("CI"))
 
     def pytest_runtest_logreport(self, report):
+        if report.skipped and (reason := report.longrepr[2]) != NO_GPU:
+            self.nowhere.add(f"{report.nodeid} runs nowhere: {reason}")
         if (proof := dict(report.user_properties).get("proof")) is None:
             return
         subject, key, count = proof
@@ -187,7 +193,8 @@ class Record:
     def pytest_testnodedown(self, node):
         self.keys = getattr(node, "workeroutput", {}).get("keys", self.keys)
 
-    def pytest_sessionfinish(self):
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
         """A worker tells its keys, whoever collected the tests writes."""
         own = self.config.stash.get(KEYS, {})
         if hasattr(self.config, "workeroutput"):
@@ -196,12 +203,16 @@ class Record:
         if groups := groups_of(self.config):
             groups.unlink(missing_ok=True)
         self.keys = own or self.keys
+        if self.strict and self.nowhere and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.proving:
             record = read_record(ROOT) | self.proven
             gone = self.failed | record.keys() - self.keys.keys()
             write_record(ROOT, {s: key for s, key in record.items() if s not in gone})
 
     def pytest_terminal_summary(self, terminalreporter):
+        for line in sorted(self.nowhere) if self.strict else ():
+            terminalreporter.write_line(line, red=True)
         record, seen = read_record(ROOT), self.seconds
         if self.keys:
             known = sum(record.get(s) == key for s, key in self.keys.items())

@@ -25,7 +25,7 @@ from frame import source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [chapter.name for chapter in read_chapters(ROOT)]
-EDITION = ("tools/editions/colab.py", "pyproject.toml", "attnlib/__init__.py")
+EDITION = ("tools/editions/colab.py", "pyproject.toml")
 # What a notebook in Colab has: these, and what they need. attnlib comes by its first cell.
 LIBRARIES = ["torch", "numpy", "jaxtyping", "matplotlib", "ipykernel", "triton", "pip"]
 LIBRARIES += ["safetensors", "tokenizers", "transformers"]
@@ -160,7 +160,7 @@ NETWORK = "import urllib.request as r; r.urlopen('https://pypi.org', timeout=5)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as the notebooks")
-@pytest.mark.costly("wheel", *EDITION, "attnlib/testing.py", "tools/release.py")
+@pytest.mark.costly("wheel", *EDITION, "attnlib/**/*.py", "tools/release.py")
 def test_the_wheel_is_all_that_the_environment_has_of_us(bare):
     """And the network is refused there, or a notebook could fetch what it lacks."""
     done = subprocess.run([bare.python, "-c", NETWORK], env=bare.environ, stderr=-1)

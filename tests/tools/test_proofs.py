@@ -57,10 +57,7 @@ def keys(root):
 
 EDITS = {
     "nothing": (("attnlib/one.py", "one", "one"), ""),
-    "a module that it imports": (
-        ("attnlib/one.py", "base\n\n\n", "base\n\nx = 1\n"),
-        "wrc",
-    ),
+    "a module that it imports": (("attnlib/one.py", "return base", "return 2"), "wrc"),
     "what that one imports": (("attnlib/base.py", "1", "2"), "wrc"),
     "a module of another name": (("attnlib/two.py", "2", "3"), "p"),
     "a comment": (("attnlib/one.py", "return base", "return base  # why"), ""),
@@ -131,7 +128,8 @@ def test_second(n):
 
 
 def test_quick():
-    pass
+    if open("second").read() == "none":
+        pytest.skip("no such thing here")
 """
 
 
@@ -214,6 +212,18 @@ def test_side_by_side_it_is_the_same(suite):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", *side]
     done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
     assert "FAILED tests/test_numbers.py::test_number[30]" in done.stdout
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_what_is_skipped_in_ci_has_to_be_known(suite, monkeypatch, ci):
+    """Of all tests, that is: what is skipped every night runs nowhere."""
+    monkeypatch.setenv("CI", ci)
+    (suite / "second").write_text("none")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", "-k", "quick"]
+    for options, code in (([], 0), (["--everything"], 1 if ci else 0)):
+        done = subprocess.run([*command, *options], cwd=suite, capture_output=True)
+        assert done.returncode == code, done.stdout
+    assert (b"runs nowhere: Skipped: no such thing here" in done.stdout) is bool(ci)
 
 
 def test_the_nightly_run_leaves_nothing_out(suite):
