@@ -5,36 +5,14 @@ import itertools
 import os
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from attnlib import FlashAttention, ScaledDotProductAttention, hf
+from touch import boxes, numbers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-FIGURE = "#no-mask-figure"
-READ = """figure => {
-    const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
-    const path = css => figure.querySelector(css).getAttribute("d");
-    return {
-        room: path(".above .room"), same: path(".below .room"),
-        meant: path(".above .meant"),
-        both: path(".below .meant"), wrong: path(".below .wrong"),
-        cross: path(".below .cross"),
-        lost: path(".below .lost"), counts: all("td", e => +e.textContent),
-        names: all(".above text", e => e.textContent),
-        again: all(".below text", e => e.textContent),
-        outputs: all("output", e => e.textContent),
-        say: figure.querySelector(".say").textContent,
-        front: figure.querySelector("form").elements.r.max,
-    };
-}"""
-SET = """(figure, numbers) => {
-    const form = figure.querySelector("form");
-    for (const name of ["s", "n", "e", "w", "rule", "r"]) {
-        form.elements[name].value = numbers[name];
-        form.dispatchEvent(new Event("input"));
-    }
-}"""
 transformers = pytest.importorskip("transformers")
 CONFIG = transformers.LlamaConfig(
     hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
@@ -77,78 +55,75 @@ def seen_without(n, m, rule):
     return plain(query, key, value[None, None])[0][0, 0] > 0
 
 
-def squares(path, inset=0):
-    """Rows and columns of the squares of a path."""
-    found = re.findall(r"M([\d.]+) ([\d.]+)", path)
-    return {((float(y) - inset) / 20, (float(x) - inset) / 20) for x, y in found}
+def squares(corners, inset=0):
+    """Rows and columns of the squares with these corners."""
+    return {((y - inset) / 20, (x - inset) / 20) for x, y, *_ in corners}
 
 
 def places(pairs):
     return {(i, j) for i, j in pairs.nonzero().tolist()}
 
 
-def assert_pairs(read, r, s, n, w, e, rule):
+def assert_pairs(figure, r, s, n, w, e, rule):
+    paths = {name: f".below .{name}@d" for name in ("room", "meant", "wrong", "lost")}
+    read = figure.read(
+        **paths,
+        **{"upper_room": ".above .room@d", "upper": ".above .meant@d"},
+        **{"cross": ".below .cross@d", "counts": "td", "outputs": "output"},
+        **{"names": ".above text", "again": ".below text", "front": "[name=r]@max"},
+    )
     m, mask = s + n + e, library_mask(r, s, n, w, e)
     meant = library_mask(r, s, n, w, e, skip=False)[0, 0]
     seen = seen_without(n, m, rule)
-    assert (
-        squares(read["room"]) == places(torch.ones(n, m)) and read["room"] == read["same"]
-    )
-    assert squares(read["meant"]) == places(meant)
-    assert squares(read["both"]) == places(meant & seen)
-    assert squares(read["wrong"]) == places(seen & ~meant) == squares(read["cross"], 4)
-    assert squares(read["lost"], 1.5) == places(meant & ~seen)
-    numbers = [x.sum().item() for x in (meant, seen, seen & ~meant, meant & ~seen)]
-    assert read["counts"] == numbers
-    wrong = numbers[2] + numbers[3]
-    assert ("for" in read["say"]) == bool(wrong)
-    assert not wrong or re.search(rf"\b{wrong} pairs?\b", read["say"])
-    assert ("makes one" in read["say"]) == (mask is not None)
+    missed, extra = meant & ~seen, seen & ~meant
+    assert squares(boxes(read.room)) == places(torch.ones(n, m))
+    assert read.room == read.upper_room
+    assert squares(boxes(read.upper)) == places(meant)
+    assert squares(boxes(read.meant)) == places(meant & seen)
+    crosses = np.array(numbers(read.cross)).reshape(-1, 8)
+    assert squares(boxes(read.wrong)) == places(extra) == squares(crosses, 4)
+    assert squares(boxes(read.lost), 1.5) == places(missed)
+    counts = [pairs.sum().item() for pairs in (meant, seen, extra, missed)]
+    assert numbers(read.counts) == counts
+    wrong = counts[2] + counts[3]
+    assert ("for" in read.say) == bool(wrong)
+    assert not wrong or re.search(rf"\b{wrong} pairs?\b", read.say)
+    assert ("makes one" in read.say) == (mask is not None)
     assert rule == "right" or mask is not None or not wrong  # the library's rule is right
     names = ["–"] * r + [str(t + 1) for t in range(s + n - r)] + ["?"] * e
     names += [""] * (12 - m)
-    assert read["names"] == names + names[s : s + n] + [""] * (5 - n) == read["again"]
-    assert read["outputs"] == [*map(str, (r, s, n)), str(w or "none"), str(e)]
+    assert read.names == names + names[s : s + n] + [""] * (5 - n) == read.again
+    assert read.outputs == [*map(str, (r, s, n)), str(w or "none"), str(e)]
+    assert read.front == [str(min(4, s + n - 1))]
+    return read.say
 
 
-def test_it_begins_with_the_picture_of_the_chapter(open_page):
-    read = open_page("no_mask").locator(FIGURE).evaluate(READ)
-    assert_pairs(read, 2, 0, 5, None, 0, "left")
-    assert read["counts"] == [6, 15, 9, 0]
-
-
-@pytest.mark.thorough("no_mask", "hf")
-def test_pairs_and_counts_for_all_lengths(open_page):
-    figure = open_page("no_mask").locator(FIGURE)
+@pytest.mark.costly(
+    "figure/no_mask", "book/_static/no_mask.html", "book/_static/touch.html"
+)
+def test_pairs_and_counts_for_all_lengths(open_figure):
+    figure = open_figure("no_mask")
     lengths = (0, 1, 4), (0, 4), (1, 5), (None, 3), (0, 2)
     sentences = set()
     for r, s, n, w, e, rule in itertools.product(*lengths, ("left", "right")):
-        if r >= s + n:
-            continue
-        numbers = {"r": r, "s": s, "n": n, "w": w or 10, "e": e, "rule": rule}
-        figure.evaluate(SET, numbers)
-        read = figure.evaluate(READ)
-        assert read["front"] == str(min(4, s + n - 1))
-        assert_pairs(read, r, s, n, w, e, rule)
-        sentences.add(re.sub(r"\d+ pairs?", "", read["say"]))
+        if r < s + n:
+            figure.set(s=s, n=n, e=e, w=w or 10, rule=rule, r=r)
+            said = assert_pairs(figure, r, s, n, w, e, rule)
+            sentences.add(re.sub(r"\d+ pairs?", "", said))
     assert len(sentences) == 4  # each of the four sentences was right somewhere
 
 
-def test_no_text_is_all_padding(open_page):
-    page = open_page("no_mask")
-    page.get_by_label("new tokens N").press("Home")
-    assert_pairs(page.locator(FIGURE).evaluate(READ), 0, 0, 1, None, 0, "left")
-
-
-def test_by_keyboard(open_page):
-    """The third call of the chapter's picture: three of five places, bottom right."""
-    page = open_page("no_mask")
-    page.get_by_label("filled up in front r").press("Home")
-    for name, key in (("new tokens N", "ArrowLeft"), ("empty behind", "ArrowRight")):
-        for _ in range(2):
-            page.get_by_label(name).press(key)
-    page.get_by_label("top left").press("ArrowRight")
-    read = page.locator(FIGURE).evaluate(READ)
-    assert_pairs(read, 0, 0, 3, None, 2, "right")
-    assert read["counts"] == [6, 12, 6, 0]
-    assert read["say"].startswith("The library makes no mask here, and this rule is wrong")
+def test_by_keyboard_to_a_call_of_the_chapter(open_figure):
+    """From its first picture to the third call: three of five places, bottom right."""
+    figure = open_figure("no_mask")
+    assert_pairs(figure, 2, 0, 5, None, 0, "left")
+    assert figure.read(counts="td").counts == ["6", "15", "9", "0"]
+    figure.keys("Home", at="new tokens N")  # no text is all padding
+    assert_pairs(figure, 0, 0, 1, None, 0, "left")
+    figure.keys("ArrowRight", "ArrowRight", at="new tokens N")
+    figure.keys("Home", at="filled up in front r")
+    figure.keys("ArrowRight", "ArrowRight", at="empty behind")
+    figure.keys("ArrowRight", at="top left")
+    said = assert_pairs(figure, 0, 0, 3, None, 2, "right")
+    assert said.startswith("The library makes no mask here, and this rule is wrong")
+    assert figure.read(counts="td").counts == ["6", "12", "6", "0"]

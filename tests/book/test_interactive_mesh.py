@@ -1,38 +1,24 @@
 """The mesh of sixteen ranks, the figure to touch of chapter 25, by the package's cuts."""
 
-import re
-
-import pytest
 import torch
 
 from attnlib import parallel
+from touch import close, numbers
 
-MESH, RANKS = "#rank-mesh", 16
-TEXTS, TOKENS, HEADS, WIDTH = 16, 8192, 32, 4096
-READ = """figure => {
-    const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
-    const box = e => [+e.getAttribute("x"), +e.getAttribute("width")];
-    const data = {};
-    for (const name in figure.dataset)
-        if (name !== "lmSuppressShortcuts") data[name] = JSON.parse(figure.dataset[name]);
-    return {
-        data, has: all(".has", box), also: all(".also", box)[0],
-        buttons: all(".mesh button", e => [e.getAttribute("aria-pressed"), e.dataset.in]),
-        talks: all(".with", e => e.textContent), sent: all(".sent", e => +e.textContent),
-        say: figure.querySelector(".say").textContent.replaceAll(",", ""),
-    };
-}"""
-SET = """(figure, [context, tensor, rank]) => {
-    const { elements } = figure.querySelector("form");
-    Object.assign(elements.context, {value: context});
-    Object.assign(elements.tensor, {value: tensor});
-    figure.querySelector("form").dispatchEvent(new Event("input"));
-    figure.querySelectorAll(".mesh button")[rank].click();
-}"""
+RANKS, TEXTS, TOKENS, HEADS, WIDTH = 16, 16, 8192, 32, 4096
+AXES = {"data": "copies", "context": "context", "tensor": "tensor"}
 
 
-def assert_mesh(read, context, tensor, rank):
+def ends(part):
+    return part[0].item(), len(part)
+
+
+def assert_mesh(figure, context, tensor, rank):
     """The rank's place, parts and groups are those of a mesh in PyTorch's order."""
+    read = figure.read(
+        **{"has": ".has@x,width", "also": ".also@x,width", "in_MB": ".sent"},
+        **{"buttons": ".mesh button@aria-pressed,data-in", "talks": ".with"},
+    )
     data = RANKS // (context * tensor)
     grid = torch.arange(RANKS).view(data, context, tensor)  # as init_device_mesh does
     a, b, e = (grid == rank).nonzero()[0].tolist()
@@ -43,19 +29,16 @@ def assert_mesh(read, context, tensor, rank):
     now = mine.tensor_split(context)[b]
     columns = torch.arange(4 * WIDTH).chunk(tensor)[e]
     parts = {"own": own, "tokens": tokens, "mine": mine, "now": now, "columns": columns}
-    found = read["data"]
     for name, part in parts.items():
-        assert found[name] == [part[0].item(), len(part)], name
-    for (name, ranks), said in zip(groups.items(), read["talks"], strict=True):
+        assert getattr(read, name) == [*ends(part)], name
+    for (name, ranks), said in zip(groups.items(), read.talks, strict=True):
         others = [r for r in ranks.flatten().tolist() if r != rank]
-        assert found[name] == others
-        assert [int(r) for r in re.findall(r"\d+", said)] == others
-    for r, (pressed, within) in enumerate(read["buttons"]):
-        names = zip(
-            ("data", "context", "tensor"), ("copies", "context", "tensor"), strict=True
-        )
+        assert getattr(read, name) == numbers(said) == others
+    for r, (pressed, within) in enumerate(read.buttons):
         assert pressed == str(r == rank).lower()
-        assert within.split() == [name for name, group in names if r in found[group]]
+        assert within.split() == [
+            n for n, group in AXES.items() if r in getattr(read, group)
+        ]
 
     rows, copies = len(own) * len(tokens), data * context
     sent = [
@@ -63,21 +46,16 @@ def assert_mesh(read, context, tensor, rank):
         bytes_by_heads(context, len(tokens), len(mine), WIDTH // HEADS) * len(own),
         2 * 2 * (tensor - 1) / tensor * rows * WIDTH,
     ]
-    assert found["sent"] == pytest.approx(sent)
-    assert read["sent"] == pytest.approx([x / 1e6 for x in sent], abs=0.0501)
-    wholes = TEXTS, TOKENS, HEADS, 4 * WIDTH
-    for box, part, whole in zip(
-        read["has"], (own, tokens, now, columns), wholes, strict=True
-    ):
-        expected = [72 + 272 * part[0].item() / whole, 272 * len(part) / whole]
-        assert box == pytest.approx(expected, abs=0.051)
-    expected = [72 + 272 * mine[0].item() / HEADS, 272 * len(mine) / HEADS]
-    assert read["also"] == pytest.approx(expected, abs=0.051)
-    ends = [
-        x for p in (own, tokens, columns, now) for x in dict.fromkeys(p[[0, -1]].tolist())
-    ]
-    numbers = [int(number) for number in re.findall(r"\d+", read["say"])]
-    assert numbers == [rank, data, context, tensor, *ends]
+    close(read.sent, sent, 1)
+    close(read.in_MB, [x / 1e6 for x in sent], 0.0501)
+    wholes = TEXTS, TOKENS, HEADS, 4 * WIDTH, HEADS
+    shown = zip((own, tokens, now, columns, mine), wholes, strict=True)
+    bars = [[272 * x / whole for x in ends(part)] for part, whole in shown]
+    close(read.has + read.also, [[72 + left, width] for left, width in bars], 0.051)
+    told = [rank, data, context, tensor]
+    for part in (own, tokens, columns, now):
+        told += dict.fromkeys(part[[0, -1]].tolist())
+    assert numbers(read.say.replace(",", "")) == told
 
 
 def bytes_by_heads(ranks, shard, heads, d_k):
@@ -92,26 +70,22 @@ def traded(rank, heads):
     return traffic.by_name["all_to_all"]
 
 
-def test_mesh_against_the_cuts(open_page):
-    figure = open_page("rank_mesh").locator(MESH)
-    assert_mesh(figure.evaluate(READ), 2, 2, 5)
-    for context in (1, 2, 4):
-        for tensor in (1, 2, 4):
-            for rank in (0, 6, 11, 15):
-                figure.evaluate(SET, [context, tensor, rank])
-                assert_mesh(figure.evaluate(READ), context, tensor, rank)
-
-
 def test_the_numbers_traded_are_counted():
     for ranks in (2, 4):
-        assert (
-            parallel.run(traded, ranks, 4) == [8 * bytes_by_heads(ranks, 3, 4, 4)] * ranks
-        )
+        expected = 8 * bytes_by_heads(ranks, 3, 4, 4)
+        assert parallel.run(traded, ranks, 4) == [expected] * ranks
 
 
-def test_mesh_by_keyboard(open_page):
-    page = open_page("rank_mesh")
-    page.get_by_role("button", name="rank 7").press("Enter")
-    assert_mesh(page.locator(MESH).evaluate(READ), 2, 2, 7)
-    page.get_by_label("4", exact=True).first.check()
-    assert_mesh(page.locator(MESH).evaluate(READ), 4, 2, 7)
+def test_mesh_against_the_cuts(open_figure):
+    figure = open_figure("rank_mesh")
+    assert_mesh(figure, 2, 2, 5)
+    figure.root.get_by_role("button", name="rank 7").press("Enter")
+    assert_mesh(figure, 2, 2, 7)
+    figure.root.get_by_label("4", exact=True).first.check()
+    assert_mesh(figure, 4, 2, 7)
+    for context in (1, 2, 4):
+        for tensor in (1, 2, 4):
+            figure.set(context=context, tensor=tensor)
+            for rank in (0, 6, 11, 15):
+                figure.root.locator(".mesh button").nth(rank).dispatch_event("click")
+                assert_mesh(figure, context, tensor, rank)

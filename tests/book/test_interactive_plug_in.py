@@ -1,100 +1,66 @@
 """The figures to touch of chapters 6 and 7, in a real browser, against the package."""
 
-import json
 import math
 
 import pytest
 import torch
 
 from attnlib import LayerNorm, ScaledDotProductAttention
-from touch import press, tensor
+from touch import close, tensor
 
 # Chapter 6: the prior times the softmax
 
-
-PRIOR = "#prior-bias"
-READ_PRIOR = """figure => {
-    const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
-    const width = e => parseFloat(e.style.width), number = e => parseFloat(e.textContent);
-    const {values, bias, weights, output} = figure.dataset;
-    return {
-        values, bias, weights, output, scores: all(".t:not(.p) b", width),
-        bars: all(".p b", width), priors: all(".o", number), printed: all(".w", number),
-    };
-}"""
+TEXT = [math.log(2), -math.inf, math.log(3), 0.0]
 
 
-def assert_prior(page, bias):
+def assert_prior(figure, bias):
     """Bars, numbers and the numbers kept are those of attention with this bias."""
-    read = page.locator(PRIOR).first.evaluate(READ_PRIOR)
-    kept = tensor([json.loads(read["bias"])])[0]
-    bias = tensor([bias])[0]
-    scores = torch.tensor([2.0, 4.0, 1.0, 1.0], dtype=torch.float64).log()
-    values = torch.tensor(json.loads(read["values"]), dtype=torch.float64)
-    attend = ScaledDotProductAttention()
-    query, key = torch.ones(1, 1, dtype=torch.float64), scores[:, None]
-    output, weights = attend(query, key, values[:, None], bias)
-    for got, expected, atol in (
-        (kept, bias, 1e-9),
-        (json.loads(read["weights"]), weights[0], 1e-9),
-        (float(read["output"]), output[0, 0], 1e-9),
-        (read["bars"], 100 * weights[0], 1e-3),
-        (read["scores"], 100 * scores.softmax(dim=0), 1e-9),
-        (read["printed"], weights[0], 5.1e-4),
-        (read["priors"], bias.exp(), 5.1e-3),
-    ):
-        got = torch.as_tensor(got, dtype=torch.float64)
-        torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+    read = figure.read(
+        **{"scores": ".t:not(.p) b@width", "bars": ".p b@width"},
+        **{"priors": ".o", "printed": ".w"},
+    )
+    bias, scores = tensor(bias), tensor([2, 4, 1, 1]).log()
+    values = tensor(read.values)[:, None]
+    output, (weights,) = ScaledDotProductAttention()(
+        torch.ones_like(values[:1]), scores[:, None], values, bias[None]
+    )
+    close(read.bias, bias, 1e-9)
+    close(read.weights, weights, 1e-9)
+    close([read.output], output, 1e-9)
+    close(read.bars, 100 * weights, 1e-3)
+    close(read.scores, 100 * scores.softmax(dim=0), 1e-9)
+    close(read.printed, weights, 5.1e-4)
+    close(read.priors, bias.exp(), 5.1e-3)
+    return read
 
 
-TEXT = [math.log(2), None, math.log(3), 0.0]
-
-
-def test_prior_by_slider_button_and_keyboard(open_page):
-    page = open_page("prior")
-    assert_prior(page, TEXT)
-    press(page, "no prior")
-    assert_prior(page, [0.0] * 4)
-    sliders = page.locator(f"{PRIOR} input")
+def test_prior_by_slider_button_and_keyboard(open_figure):
+    figure = open_figure("prior")
+    assert_prior(figure, TEXT)
+    figure.press("no prior")
+    assert_prior(figure, [0.0] * 4)
+    sliders = figure.root.locator("input")
     sliders.nth(2).fill("1.5")
-    assert_prior(page, [0.0, 0.0, 1.5, 0.0])
-    press(page, "add ½")
-    assert_prior(page, [0.5, 0.5, 2.0, 0.5])
-    sliders.nth(1).focus()
-    page.keyboard.press("ArrowRight")
-    assert_prior(page, [0.5, 0.55, 2.0, 0.5])
-    page.keyboard.press("Home")
-    assert_prior(page, [0.5, None, 2.0, 0.5])
+    assert_prior(figure, [0.0, 0.0, 1.5, 0.0])
+    figure.press("add ½ to every b")
+    assert_prior(figure, [0.5, 0.5, 2.0, 0.5])
+    sliders.nth(1).press("ArrowRight")
+    assert_prior(figure, [0.5, 0.55, 2.0, 0.5])
+    sliders.nth(1).press("Home")
+    read = assert_prior(figure, [0.5, -math.inf, 2.0, 0.5])
     assert sliders.nth(1).get_attribute("aria-valuetext") == "minus infinity, forbidden"
-    say = page.locator(f"{PRIOR} .say")
-    assert say.text_content().startswith("Key 2 is forbidden.")
+    assert read.say.startswith("Key 2 is forbidden.")
     for key in range(4):
         sliders.nth(key).fill("-3")
-    assert_prior(page, [None] * 4)
-    assert say.text_content().startswith("Every key is forbidden")
-    press(page, "as in the text")
-    assert_prior(page, TEXT)
-    for _ in range(9):  # the sliders' ends hold
-        press(page, "add ½")
-    assert max(json.loads(page.locator(PRIOR).get_attribute("data-bias"))[2:]) <= 3
+    read = assert_prior(figure, [-math.inf] * 4)
+    assert read.say.startswith("Every key is forbidden")
+    figure.press("as in the text")
+    assert_prior(figure, TEXT)
+    figure.press("add ½ to every b", times=9)  # the sliders' ends hold
+    assert max(figure.read().bias[2:]) <= 3
 
 
 # Chapter 7: a plane, then a circle
-
-
-SPHERE = "#plane-sphere"
-READ_SPHERE = """figure => {
-    const number = e => parseFloat(e.textContent.replace("\u2212", "-"));
-    const at = e => ["cx", "cy"].map(name => Number(e.getAttribute(name)));
-    return {
-        token: JSON.parse(figure.dataset.token), cloud: JSON.parse(figure.dataset.cloud),
-        stage: Number(figure.dataset.stage), turn: Number(figure.dataset.turn),
-        table: [...figure.querySelectorAll("tbody tr")].map(
-            row => [...row.cells].slice(1).map(number)),
-        points: [".px", ".pc", ".py"].map(css => at(figure.querySelector(css))),
-        dots: [...figure.querySelectorAll(".dots circle")].map(at),
-    };
-}"""
 
 
 def drawn_at(tokens, turn):
@@ -108,32 +74,28 @@ def drawn_at(tokens, turn):
     return torch.stack([170 + 30 * side, 195 - 30 * height], dim=-1)
 
 
-def assert_sphere(page, token, stage=0.0, turn=30):
+def assert_sphere(figure, token, stage=0.0, turn=30):
     """Table, points and dots are those of LayerNorm, and of the mean taken off."""
-    read = page.locator(SPHERE).first.evaluate(READ_SPHERE)
-    assert read["token"] == pytest.approx(token) and read["turn"] == turn
-    assert read["stage"] == pytest.approx(stage)
-    norm = LayerNorm(3, eps=0.0).double()
-    tokens = tensor([token, *read["cloud"]])
+    points = {name: f".{name}@cx,cy" for name in ("px", "pc", "py")}
+    read = figure.read(table="tbody td", dots=".dots circle@cx,cy", **points)
+    assert read.token == pytest.approx(token) and read.turn == turn
+    assert read.stage == pytest.approx(stage)
+    tokens = tensor([token, *read.cloud])
     centered = tokens - tokens.mean(dim=1, keepdim=True)
-    normalized = norm(tokens).detach().nan_to_num(0.0)
+    normalized = LayerNorm(3, eps=0.0).double()(tokens).detach().nan_to_num(0.0)
     three = torch.stack([tokens[0], centered[0], normalized[0]])
-    table = torch.cat(
-        [three, three.mean(dim=1)[:, None], three.norm(dim=1)[:, None]], dim=1
-    )
-    torch.testing.assert_close(tensor(read["table"]), table.T, rtol=0, atol=0.0051)
+    table = torch.stack([*three.T, three.mean(dim=1), three.norm(dim=1)])
+    close(read.table, table, 0.0051)
     first, second = (tokens, centered) if stage <= 1 else (centered, normalized)
     moved = torch.lerp(first, second, stage if stage <= 1 else stage - 1)[1:]
-    for got, want in ((read["points"], three), (read["dots"], moved)):
-        want = drawn_at(want, turn)
-        torch.testing.assert_close(tensor(got), want, rtol=0, atol=0.051)
+    close(read.px + read.pc + read.py, drawn_at(three, turn), 0.051)
+    close(read.dots, drawn_at(moved, turn), 0.051)
+    return read
 
 
-def test_sphere_by_slider_button_and_keyboard(open_page):
-    page = open_page("plane_sphere")
-    assert_sphere(page, [1, 3, 2])
-    blue = page.locator(f"{SPHERE} .py")
-    before = blue.evaluate("e => e.outerHTML")
+def test_sphere_by_slider_button_and_keyboard(open_figure):
+    figure = open_figure("plane_sphere")
+    normalized = assert_sphere(figure, [1, 3, 2]).py
     for button, token in (
         ("add 1 to all", [2, 4, 3]),
         ("add 1 to all", [3, 5, 4]),
@@ -142,24 +104,20 @@ def test_sphere_by_slider_button_and_keyboard(open_page):
         ("take 1 from all", [1, 3, 2]),
         ("halve", [0.5, 1.5, 1]),
     ):
-        press(page, button)
-        assert_sphere(page, token)
-        assert blue.evaluate("e => e.outerHTML") == before
-    page.get_by_role("slider", name="Feature 1").focus()
-    page.keyboard.press("ArrowRight")
-    assert_sphere(page, [0.6, 1.5, 1])
-    assert blue.evaluate("e => e.outerHTML") != before
-    others = page.get_by_role("slider", name="Other tokens")
+        figure.press(button)
+        assert assert_sphere(figure, token).py == normalized
+    figure.keys("ArrowRight", at="Feature 1")
+    assert assert_sphere(figure, [0.6, 1.5, 1]).py != normalized
     for stage in (0.5, 1, 1.5, 2):
-        others.fill(str(stage))
-        assert_sphere(page, [0.6, 1.5, 1], stage)
-    assert others.get_attribute("aria-valuetext") == "on the circle"
-    page.get_by_role("slider", name="Turn").fill("-90")
-    assert_sphere(page, [0.6, 1.5, 1], 2, turn=-90)
-    for number, value in ((1, -2), (2, -2), (3, -2)):
-        page.get_by_role("slider", name=f"Feature {number}").fill(str(value))
-    assert_sphere(page, [-2, -2, -2], 2, turn=-90)
-    say = page.locator(f"{SPHERE} .say").text_content()
-    assert say.startswith("All features are equal")
-    press(page, "reset")
-    assert_sphere(page, [1, 3, 2])
+        figure.fill("Other tokens", stage)
+        assert_sphere(figure, [0.6, 1.5, 1], stage)
+    said = figure.control("Other tokens").get_attribute("aria-valuetext")
+    assert said == "on the circle"
+    figure.fill("Turn", -90)
+    assert_sphere(figure, [0.6, 1.5, 1], 2, turn=-90)
+    for number in (1, 2, 3):
+        figure.fill(f"Feature {number}", -2)
+    read = assert_sphere(figure, [-2, -2, -2], 2, turn=-90)
+    assert read.say.startswith("All features are equal")
+    figure.press("reset")
+    assert_sphere(figure, [1, 3, 2])

@@ -1,80 +1,56 @@
-"""The interactive figures of chapters 2 and 3, in a real browser, against the package."""
+"""The figures to touch of chapters 2, 3 and 9, in a real browser, against the package."""
 
 import json
 import re
 
-import pytest
 import torch
 
 from attnlib import ScaledDotProductAttention, causal_mask
+from touch import ROOT, close, numbers, tensor
+
+# Chapter 2: bank in its sentence
 
 
-def kept(page, figure):
-    """What the figure keeps of its state, as numbers where they are numbers."""
-    data = page.locator(figure).evaluate("f => Object.assign({}, f.dataset)")
-    data.pop("lmSuppressShortcuts")
-    return {k: v if k == "sentence" else json.loads(v) for k, v in data.items()}
-
-
-def shown(page, selector):
-    texts = page.locator(selector).all_text_contents()
-    return [float(text.replace("\u2212", "-")) for text in texts]
-
-
-def assert_bank_is_right(page):
+def assert_bank(figure):
     """Weights and context vector are the package's; so is what is printed."""
-    data = kept(page, "#bank-river")
-    words = data["words"] | {"bank": data["bank"]}
-    rows = [words[word] for word in data["sentence"].split()]
-    x = torch.tensor(rows, dtype=torch.float64)
+    read = figure.read(printed=".a")
+    words = read.words | {"bank": read.bank}
+    x = tensor([words[word] for word in read.sentence.split()])
     context, weights = ScaledDotProductAttention()(x, x, x)
-    for name, expected in (("weights", weights[2]), ("context", context[2])):
-        off = (torch.tensor(data[name], dtype=torch.float64) - expected).abs().max()
-        assert off < 1e-9, name
-    printed = torch.tensor(shown(page, "#bank-river .a"), dtype=torch.float64)
-    assert (printed - weights[2]).abs().max() < 0.0051
-    said = page.locator("#bank-river .say").text_content()
-    told = [float(n) for n in re.findall(r"\d+\.\d\d", said.replace("\u2212", "-"))]
-    assert torch.allclose(torch.tensor(told), context[2].abs().float(), atol=0.0051, rtol=0)
-    return data
+    close(read.weights, weights[2], 1e-9)
+    close(read.context, context[2], 1e-9)
+    close(read.printed, weights[2], 0.0051)
+    close(read.say.replace("\u2212", ""), context[2].abs(), 0.0051)
+    return read
 
 
-def test_bank_moves_by_mouse_by_keys_and_by_its_own_context(open_page):
-    page = open_page("bank_river")
-    assert assert_bank_is_right(page)["sentence"] == "the river bank flooded"
-    handle = page.locator("#bank-river .q")
-    money = []
-    for _ in range(5):  # the numbers that the chapter tells
-        money.append(round(assert_bank_is_right(page)["context"][1], 2))
-        page.get_by_role("button", name="attend again").click()
-    assert money == [0.33, 0.08, 0.02, 0.01, 0.0]
-    page.get_by_role("button", name="other sentence").click()
-    data = assert_bank_is_right(page)
-    assert data["sentence"] == "the savings bank closed" and data["bank"] == [1, 1, 0]
-    assert [round(number, 3) for number in data["context"]] == [0.366, 1.173, 0.154]
+def test_bank_moves_by_mouse_by_keys_and_by_its_own_context(open_figure):
+    figure = open_figure("bank_river")
+    assert assert_bank(figure).sentence == "the river bank flooded"
+    for money in (0.33, 0.08, 0.02, 0.01, 0.0):  # the numbers that the chapter tells
+        assert round(assert_bank(figure).context[1], 2) == money
+        figure.press("attend again")
+    figure.press("other sentence")
+    read = assert_bank(figure)
+    assert read.sentence == "the savings bank closed" and read.bank == [1, 1, 0]
+    assert [round(number, 3) for number in read.context] == [0.366, 1.173, 0.154]
+    handle = figure.root.locator(".q")
     handle.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Shift+ArrowDown")
-    assert assert_bank_is_right(page)["bank"] == [1.1, 0.5, 0]
-    page.get_by_role("button", name="reset").click()
-    box = page.locator("#bank-river .plane").bounding_box()
-    scale = box["width"] / 320
-    page.mouse.move(box["x"] + 150 * scale, box["y"] + 162 * scale)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 150 * scale, box["y"] + 12 * scale)  # money 2.5
-    page.mouse.up()
-    page.get_by_role("button", name="other sentence").focus()
-    data = assert_bank_is_right(page)
-    assert data["bank"] == pytest.approx([1, 2.5, 0], abs=0.02)
+    figure.keys("ArrowRight", "Shift+ArrowDown")
+    assert assert_bank(figure).bank == [1.1, 0.5, 0]
+    figure.press("reset")
+    top = figure.place(".plane", 150, 12)
+    figure.drag(figure.place(".plane", 150, 162), top)
+    figure.root.get_by_role("button", name="other sentence").focus()
+    close(assert_bank(figure).bank, [1, 2.5, 0], 0.02)
+    figure.press("other sentence")
+    handle.focus()
+    figure.keys(*["Shift+ArrowUp"] * 3)  # far up, it gives itself most of its weight
+    read = assert_bank(figure)
+    assert read.bank == [1, 2.5, 0] and round(read.weights[2], 2) == 0.91
 
 
-def test_bank_far_up_gives_itself_most_of_its_weight(open_page):
-    page = open_page("bank_river")
-    page.locator("#bank-river .q").focus()
-    for _ in range(3):
-        page.keyboard.press("Shift+ArrowUp")
-    data = assert_bank_is_right(page)
-    assert data["bank"] == [1, 2.5, 0] and round(data["weights"][2], 2) == 0.91
+# Chapter 3: what leaks
 
 
 def weigh(x, mask, divide):
@@ -83,54 +59,80 @@ def weigh(x, mask, divide):
     return ScaledDotProductAttention()(x, x, x)[1] * mask
 
 
-def assert_leaks_are_right(page):
+def assert_leaks(figure):
     """Weights and moves are the package's; outputs before the word are told apart."""
-    data = kept(page, "#leak-grid")
-    x, other = (torch.tensor(data[n], dtype=torch.float64) for n in ("x", "other"))
-    mask, token, divide = torch.tensor(data["mask"]) == 1, data["token"], data["divide"]
+    read = figure.read(printed=".m", marked=".m@class", filled=".c")
+    x, mask = tensor(read.x), torch.tensor(read.mask) == 1
     changed = x.clone()
-    changed[token] = other
-    weights = weigh(x, mask, divide)
-    moves = (weigh(changed, mask, divide) @ changed - weights @ x).abs().amax(dim=-1)
-    for name, expected in (("weights", weights), ("moves", moves)):
-        off = (torch.tensor(data[name], dtype=torch.float64) - expected).abs().max()
-        assert off < 1e-9, name
-    printed = torch.tensor(shown(page, "#leak-grid .m"), dtype=torch.float64)
-    assert (printed - moves).abs().max() < 0.0051
-    filled = page.locator("#leak-grid .c").all_text_contents()
-    assert [text != "" for text in filled] == mask.flatten().tolist()
-    marked = page.locator("#leak-grid .m").evaluate_all(
-        "all => all.map(m => m.classList.contains('leak'))"
-    )
-    assert marked == [i < token and moves[i].item() > 1e-12 for i in range(5)]
-    said = page.locator("#leak-grid .say").text_content()
-    assert ("A leak" in said) == any(marked)
-    return data, marked
+    changed[read.token] = tensor(read.other)
+    weights = weigh(x, mask, read.divide)
+    moves = weigh(changed, mask, read.divide) @ changed - weights @ x
+    moves = moves.abs().amax(dim=-1)
+    close(read.weights, weights, 1e-9)
+    close(read.moves, moves, 1e-9)
+    close(read.printed, moves, 0.0051)
+    assert [text != "" for text in read.filled] == mask.flatten().tolist()
+    leaks = [i for i in range(read.token) if moves[i] > 1e-12]
+    assert [i for i in range(5) if "leak" in read.marked[i].split()] == leaks
+    assert ("A leak" in read.say) == bool(leaks)
+    return read, leaks
 
 
-def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_page):
-    page = open_page("leak_grid")
-
-    def press(name):
-        page.get_by_role("button", name=name).click()
-
-    data, marked = assert_leaks_are_right(page)
-    assert data["mask"] == causal_mask(5).int().tolist() and not any(marked)
-    press("may river, word 2, see flooded, word 3?")
-    assert assert_leaks_are_right(page)[1] == [False, True, False, False, False]
-    press("may river, word 2, see flooded, word 3?")
-    assert not any(assert_leaks_are_right(page)[1])
-    press("mask after softmax, not divided")
-    data, marked = assert_leaks_are_right(page)
-    assert data["mask"] == causal_mask(5).int().tolist()
-    assert marked == [False, True, False, False, False]  # as the chapter says
-    press("no mask")
-    page.locator('#leak-grid [data-token="4"]').focus()
-    page.keyboard.press("Enter")
-    data, marked = assert_leaks_are_right(page)
-    assert data["token"] == 4 and marked == [True] * 4 + [False]
-    press("causal mask")
+def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_figure):
+    figure, causal = open_figure("leak_grid"), causal_mask(5).int().tolist()
+    read, leaks = assert_leaks(figure)
+    assert read.mask == causal and not leaks
+    for leaking in ([1], []):
+        figure.press("may river, word 2, see flooded, word 3?")
+        assert assert_leaks(figure)[1] == leaking
+    figure.press("mask after softmax, not divided")
+    read, leaks = assert_leaks(figure)
+    assert read.mask == causal and leaks == [1]  # as the chapter says
+    figure.press("no mask")
+    figure.root.locator('[data-token="4"]').focus()
+    figure.keys("Enter")
+    read, leaks = assert_leaks(figure)
+    assert read.token == 4 and leaks == [0, 1, 2, 3]
+    figure.press("causal mask")
     for token in range(5):  # whatever word is replaced, the past stays
-        page.locator(f'#leak-grid [data-token="{token}"]').click()
-        data, marked = assert_leaks_are_right(page)
-        assert data["moves"][:token] == [0] * token and not any(marked)
+        figure.root.locator(f'[data-token="{token}"]').click()
+        read, leaks = assert_leaks(figure)
+        assert read.moves[:token] == [0] * token and not leaks
+
+
+# Chapter 9: what may follow "there", and a temperature
+
+
+def assert_temperature(figure, T):
+    """What is shown at temperature T, against torch."""
+    read = figure.read(logit=".s", chance=".a", bars=".t b@width", draws=".draws")
+    logits = tensor(read.logits)
+    P = torch.softmax(logits / T, dim=0)
+    close(read.logit, logits, 0.0051)
+    close(read.chance, P, 0.0051)
+    close(read.bars, 100 * P, 0.0051)
+    uniforms = tensor(read.uniforms)
+    chosen = (uniforms[:, None] >= P.cumsum(0)[:-1]).sum(1)
+    assert read.draws == ["".join(read.names[i] for i in chosen)]
+    assert f"The space has the probability {P[0]:.2f}" in read.say
+    return read
+
+
+def test_temperature_from_likeliest_to_all_alike(open_figure):
+    figure, different = open_figure("temperature"), []
+    read = assert_temperature(figure, 1.0)
+    notebook = (ROOT / "book" / "09_transformer.ipynb").read_text(encoding="utf-8")
+    (cell,) = (
+        cell
+        for cell in json.loads(notebook)["cells"]
+        if "logits = tiny(there)" in "".join(cell["source"])
+    )
+    printed = "".join(cell["outputs"][0]["text"])  # the last row is what follows
+    assert numbers(re.search(r"\[([^\[\]]+)\]\]\)", printed)[1]) == read.logits
+    for log10 in (-1, -0.3, 0.3, 1):
+        figure.fill("Temperature T", log10)
+        (draws,) = assert_temperature(figure, 10**log10).draws
+        different.append(len(set(draws)))
+    assert different == sorted(different) and different[0] == 1 < different[-1]
+    figure.keys("Home", at="Temperature T")
+    assert_temperature(figure, 0.1)
