@@ -87,5 +87,5 @@ def test_mesh_against_the_cuts(open_figure):
         for tensor in (1, 2, 4):
             figure.set(context=context, tensor=tensor)
             for rank in (0, 6, 11, 15):
-                figure.root.locator(".mesh button").nth(rank).dispatch_event("click")
+                figure.click(f".mesh button[aria-label='rank {rank}']")
                 assert_mesh(figure, context, tensor, rank)

@@ -104,18 +104,17 @@ def assert_ring(figure, ranks, order, causal, window, step):
 def test_ring_against_the_package(open_figure):
     figure = open_figure("ring_steps")
     assert_ring(figure, 4, "contiguous", True, 32, 2)
-    start, back, on = figure.root.locator("button").all()
     for ranks in (2, 4):
         for order in ("contiguous", "zigzag", "striped"):
             for causal, window in ((True, 32), (True, 5), (False, 2)):
-                start.dispatch_event("click")
+                figure.click("[data-do='0']")
                 figure.set(ranks=ranks, order=order, causal=causal, window=window)
                 choice = ranks, order, causal, window
                 for step in range(ranks + 1):  # the last step is not gone beyond
                     assert_ring(figure, *choice, step)
-                    on.dispatch_event("click")
+                    figure.click("[data-do='1']")
                 hops = len(steps_of(*choice)[0]) - 1
-                back.dispatch_event("click")
+                figure.click("[data-do='-1']")
                 assert_ring(figure, *choice, max(0, hops - 1))
 
 

@@ -79,16 +79,21 @@ class Figure:
 
     def __init__(self, page):
         self.page, self.root = page, page.locator("figure").first
+        self.evaluate = self.root.element_handle().evaluate  # much faster than a locator's
 
     def read(self, **wanted):
         """What it keeps, the sentence, and of each selector what its elements show."""
-        found = self.root.evaluate(READ, wanted)
+        found = self.evaluate(READ, wanted)
         data = {name: kept(value) for name, value in found["data"]}
         return SimpleNamespace(**data | found["shown"])
 
     def set(self, **wanted):
         """Move sliders, choose and check, by the names in the figure's forms."""
-        self.root.evaluate(SET, list(wanted.items()))
+        self.evaluate(SET, list(wanted.items()))
+
+    def click(self, css):
+        """At once, whatever may cover it: for those who walk over all settings."""
+        self.evaluate("(figure, css) => figure.querySelector(css).click()", css)
 
     def press(self, name, times=1):
         for _ in range(times):
