@@ -70,7 +70,10 @@ def test_nothing_is_measured_in_the_book(chapter):
     assert len(body.strip().splitlines()) <= 30
 
 
-@pytest.mark.thorough
+@pytest.mark.costly(
+    *("measure/{chapter.name}", "book/{chapter.name}.ipynb"),
+    *("attnlib/**/*.py", "tools/bookkit/*.py"),
+)
 @each_chapter
 def test_it_measures(chapter):
     if chapter.key == "15":
