@@ -1,12 +1,133 @@
-"""The tiles of flash attention, the figure to touch of chapter 14, in a browser."""
+"""The figures to touch of chapters 13 to 15 and appendix E, against the package."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from touch import boxes, close
+from attnlib.flash_triton import choose_splits
+from touch import ROOT, boxes, close, numbers, tensor
+
+# Chapter 13: a row that settles
+
+INF = torch.inf
+STEPS = (  # the words after each block
+    "Nothing is read yet: no maximum, an empty sum, no output.",
+    "Block 1 is the first with a key that counts: the state is that of the block.",
+    "Block 2 is masked: its m is −∞, its l is 0. Nothing changes.",
+    "Block 3 raises m by 1.20: all that was kept shrinks by the factor exp(−1.20) = 0.30.",
+    "Block 4 does not raise m: its own m is 1.90, so it enters with the factor "
+    "exp(−0.50) = 0.61.",
+)
+
+
+def states(scores, values):
+    """After each block, by torch: m, l, O and the log-sum-exp."""
+    rows = []
+    for keys in (0, 3, 6, 9, 12):
+        seen = torch.cat([scores[:keys], tensor([-INF])])
+        lse, top = torch.logsumexp(seen, dim=0), seen.max()
+        o = (torch.exp(scores[:keys] - lse) * values[:keys]).nan_to_num(0.0).sum()
+        rows.append([top, torch.exp(lse - top).nan_to_num(0.0), o, lse])
+    return tensor(rows)
+
+
+def assert_row(figure, step, order=(0, 1, 2, 3), masked=(1,)):
+    """The table, the picture and the numbers kept are those of torch's softmax."""
+    read = figure.read(
+        **{"cells": "tbody td", "seen": "tbody td@visible", "names": "tbody th"},
+        **{"labels": ".blk text", "band": ".band@x,width", "bars": ".key .s@y,height"},
+        **{"weights": ".key .e@y,height", "dots": ".key .v@cy,r", "outputs": ".blk .o@d"},
+        **{"crosses": ".key .c@visible", "levels": ".blk .m@d", "shown": ".blk .m@visible"},
+    )
+    order, masked = list(order), list(masked)
+    scores, values = tensor(read.scores), tensor(read.values)
+    scores[masked] = -INF
+    scores, values = scores[order].flatten(), values[order].flatten()
+    want = states(scores, values)
+    assert (read.order, read.step) == (order, step)
+    assert read.masked == [block in masked for block in range(4)]
+    close(read.trace, want[:, :3], 1e-9)
+    names = [f"block {block + 1}" for block in order]
+    assert read.names == ["start", *names] and read.labels == names
+    close(read.cells[: 4 * (step + 1)], want[: step + 1], 0.0051)
+    assert read.seen == [k <= step for k in range(5) for _ in range(4)]
+
+    forbidden = scores == -INF
+    height = scores.masked_fill(forbidden, 0.0)
+    tops = 96 - 22 * height.clamp(min=0)
+    close(read.bars, torch.stack([tops, 22 * height.abs()], dim=1), 0.051)
+    assert read.crosses == forbidden.tolist()
+    top, total, *_ = want[step]
+    weights = torch.exp(scores - top).nan_to_num(0.0)
+    weights[3 * step :] = 0.0
+    close(weights.sum(), total, 1e-9)
+    y, height = np.array(read.weights, float).T
+    close(height, 56 * weights, 0.051)
+    close(y + height, [206] * 12, 0.11)
+    sizes = 3 + 7 * (weights / total.clamp(min=1e-9)).sqrt()
+    close(read.dots, torch.stack([316 - 7.5 * values, sizes], dim=1), 0.051)
+    assert read.shown == [k < step and bool(want[k + 1, 0].isfinite()) for k in range(4)]
+    for k in range(step):
+        if read.shown[k]:
+            close(numbers(read.levels[k])[1], 96 - 22 * want[k + 1, 0], 0.051)
+        close(numbers(read.outputs[k])[1], 316 - 7.5 * want[k + 1, 2], 0.051)
+    assert numbers(read.band) == ([34 + 75 * (step - 1), 75] if step else [34, 0])
+    return read
+
+
+def test_row_step_by_step(open_figure):
+    figure = open_figure("online_softmax")
+    assert_row(figure, 4)
+    figure.press("start over")
+    for step, words in enumerate(STEPS):
+        assert assert_row(figure, step).say == words
+        figure.press("next block")
+    assert_row(figure, 0)  # past the end, it starts again
+    for step in (4, 3):
+        figure.press("back")
+        assert_row(figure, step)
+
+
+def test_row_in_any_order(open_figure):
+    figure, ends = open_figure("online_softmax"), []
+    for order in ((3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1), (0, 1, 2, 3)):
+        figure.press("other order")
+        ends.append(assert_row(figure, 4, order).cells[-4:])
+        figure.press("start over")
+        for step in range(1, 5):
+            figure.press("next block")
+            assert_row(figure, step, order)
+    assert all(end == ends[0] for end in ends)
+
+
+def test_row_with_other_masks_down_to_none(open_figure):
+    figure, masked = open_figure("online_softmax"), {1}
+    for block in (0, 1, 2, 1, 3):  # at the end, every block is masked
+        figure.root.get_by_role("checkbox", name=str(block + 1)).click()
+        masked ^= {block}
+        read = assert_row(figure, 4, masked=masked)
+    assert masked == {0, 1, 2, 3}
+    assert read.say == "Block 4 is masked: its m is −∞, its l is 0. Nothing changes."
+    assert read.cells[-4:] == ["−∞", "0.00", "0.00", "−∞"]
+    for step in range(4):
+        figure.press("next block")
+        assert_row(figure, step, masked=masked)
+
+
+def test_row_by_keyboard(open_figure):
+    figure = open_figure("online_softmax")
+    figure.keys("Tab", "Enter")  # start over
+    assert_row(figure, 0)
+    figure.keys("Tab", "Tab", "Space")  # next block
+    assert_row(figure, 1)
+    figure.keys("Tab", "Tab", "Space")  # mask the first
+    assert_row(figure, 1, masked=(0, 1))
+
+
+# Chapter 14: tiles
 
 SETTINGS = {  # backward, queries, causal: tiles with a key to see; every pair of values
     (False, 23, True): 21,
@@ -278,3 +399,85 @@ def test_tiles_by_keyboard(open_figure):
         form.requestSubmit();  // what some browsers do at Enter on a choice
     })"""
     assert not figure.root.locator("form").evaluate(sent)
+
+
+# Chapter 15: what one program takes, and how many fit
+
+STOPS = {"d": (64, 128), "r": (64, 128), "c": (32, 64, 128), "w": (4, 8), "g": (1, 2, 3)}
+
+
+def assert_fits(figure, setting, kernel):
+    """What was compiled, and how often it fits; a setting is d, r, c, w and g."""
+    cells = {name: f".{name}" for name in ("R", "Rf", "spill", "S", "Sf")}
+    bars = {name: f".bars-{name} rect:not(.over)@width" for name in "rs"}
+    read, (d, r, c, w, g) = figure.read(**cells, **bars), setting
+    registers, spilled, shared = kernel
+    assert read.R + read.spill == [str(registers), str(spilled)]
+    close(read.Rf, [r * (c + d) / (32 * w)], 0.05)
+    close(read.S + read.Sf, [shared / 1024, 2 * (r * d + 2 * g * c * d) / 1024], 0.05)
+    lot = math.ceil(32 * registers / 256) * 256  # of a warp
+    taken = {"the registers": (w * lot, 65536)}
+    taken["the shared memory"] = shared + 1024, 228 * 1024
+    fit = {name: room // one for name, (one, room) in taken.items()}
+    programs = min(fit.values())
+    limits = [name for name in fit if fit[name] == programs]
+    limit = "both" if len(limits) == 2 else limits[0]
+    assert read.say.startswith(f"Programs on a multiprocessor: {programs}, ")
+    assert f"limited by {limit}." in read.say
+    assert ("spilled" in read.say) == (spilled > 0)
+    for widths, (one, room) in zip((read.r, read.s), taken.values(), strict=True):
+        assert sum(numbers(widths)) <= 420.5
+        close(widths, [420 * one / room] * programs, 0.1)
+
+
+def test_gpu_tiles_show_the_record(open_figure):
+    figure, results = open_figure("gpu_tiles"), ROOT / "benchmarks" / "results"
+    record = json.loads((results / "flash_tiles.json").read_text(encoding="utf-8"))
+    assert record["columns"][:5] == ["dim", "queries", "keys", "num_warps", "num_stages"]
+    kernels = {tuple(row[:5]): row[5:] for row in record["kernels"]}
+    start, fewer = (64, 128, 64, 4, 3), (64, 64, 64, 4, 3)
+    assert_fits(figure, start, kernels[start])
+    figure.keys("ArrowLeft", at="queries r")
+    assert_fits(figure, fewer, kernels[fewer])
+    for setting, kernel in kernels.items():
+        named = zip(STOPS, setting, strict=True)
+        figure.set(**{name: STOPS[name].index(value) for name, value in named})
+        assert_fits(figure, setting, kernel)
+
+
+# Appendix E: keys split among programs
+
+BLOCKS = (16, 32, 64, 128, 256, 512)
+ALL = 132  # multiprocessors
+
+
+def assert_split(figure, programs, blocks, shares):
+    """The table and the squares; the last column is the package's choice."""
+    read = figure.read(
+        **{name: f".{name}" for name in "SPWT"},
+        **{name: f".{name}@d" for name in ("busy", "part", "room")},
+    )
+    best = choose_splits(programs, blocks, ALL)
+    three = (shares, 1, best)
+    waves = [math.ceil(programs * s / ALL) for s in three]
+    tiles = [w * math.ceil(blocks / s) for w, s in zip(waves, three, strict=True)]
+    assert numbers(read.S) == [shares, best]
+    assert numbers(read.P) == [programs * s for s in three]
+    assert (numbers(read.W), numbers(read.T)) == (waves, tiles)
+    last = programs * shares - ALL * (waves[0] - 1)  # programs of the last wave
+    squares = [path.count("M") for path in read.busy + read.part + read.room]
+    assert squares == [last, ALL - last if waves[0] > 1 else 0, ALL]
+    assert f"{last} of {ALL} multiprocessors" in read.say
+    assert f"{tiles[0]} tiles" in read.say
+
+
+def test_split_keys_against_the_rule(open_figure):
+    figure = open_figure("split_keys")
+    assert_split(figure, 8, 128, 1)
+    figure.keys("ArrowRight", at="shares S")
+    assert_split(figure, 8, 128, 2)
+    for programs in (1, 8, 33, 100, 132, 200):
+        for stop in (0, 3, 5):
+            for shares in (1, 5, 16, 17, 132):
+                figure.set(p=programs, t=stop, s=shares)
+                assert_split(figure, programs, BLOCKS[stop], shares)

@@ -1,11 +1,10 @@
-"""The figures to touch of chapters 16 to 19, in a real browser, against the package."""
+"""The figures to touch of chapters 16 to 19, in a browser, against the package."""
 
-import numpy as np
 import pytest
 import torch
 
 from attnlib import PagedCache, RotaryPositions
-from touch import boxes, close, numbers
+from touch import boxes, close, numbers, points
 
 # Chapter 16: arms that turn with their places
 
@@ -22,13 +21,14 @@ def assert_turned(figure, places, rule=""):
     query = trained(key, -3)  # it looks three places back
     m, n = places
     for found, features, place in ((read.query, query, m), (read.key, key, n)):
-        ends = np.array(numbers(found)).reshape(3, 2, 2)
-        close((ends[:, 1] - ends[:, 0]) * [1 / 40, -1 / 40], turn(features, place)[0], 2e-3)
+        ends = points(found)
+        turned = (ends[1::2] - ends[::2]) / [40, -40]
+        close(turned, turn(features, place)[0], 2e-3)
     score = (turn(query, m) * turn(key, n)).sum().item()
     assert read.score == pytest.approx(score, abs=1e-4)
     assert f"score {score:.2f}".replace("-", "\u2212") in read.say
     close(read.dot, [165 + 4 * (m - n), 70 - 20 * score], 0.06)
-    for x, y in np.array(numbers(read.curve)).reshape(-1, 2)[::20]:
+    for x, y in points(read.curve)[::20]:
         at = (turn(query, round((x - 165) / 4)) * key).sum()
         close([y], [70 - 20 * at], 0.06)
     return read

@@ -48,6 +48,11 @@ def numbers(shown):
     return [float(shown)]
 
 
+def points(paths):
+    """The corners of paths of straight lines, or the ends of lines."""
+    return np.array(numbers(paths)).reshape(-1, 2)
+
+
 def boxes(paths):
     """What paths of boxes draw, and nothing else: left, top, width and height of each."""
     path = "".join(paths)

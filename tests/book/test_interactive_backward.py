@@ -1,78 +1,10 @@
-"""The figures to touch of chapters 8, 10 to 12 and 21, in a browser, by the package."""
+"""The figures to touch of chapters 10 to 12, in a browser, against the package."""
 
 import numpy as np
 import pytest
-import torch
 
-from attnlib import FeedForwardNetwork
-from attnlib.backprop import (
-    SGD,
-    Adam,
-    Layer,
-    LayerNorm,
-    RMSNormLayer,
-    ScaledDotProductAttention,
-)
-from touch import close, numbers, tensor
-
-
-def points(paths):
-    """The corners of a path, in the units of the drawing."""
-    return np.array(numbers(paths)).reshape(-1, 2)
-
-
-# Chapter 8: kinks
-
-
-def assert_kinks(figure):
-    """The chain and the words are those of the package's network with these numbers."""
-    read = figure.read(chain=".chain@d", handles=".h@transform", cells="tbody td")
-    w, kink, v = (tensor(read.network[name]) for name in ("w", "kink", "v"))
-    network = FeedForwardNetwork(1, d_ff=3).double()
-    state = {"linear_1.W": w[None], "linear_1.b": -w * kink, "linear_2.W": v[:, None]}
-    network.load_state_dict(state | {"linear_2.b": torch.zeros(1)})
-
-    def y(x):
-        with torch.no_grad():
-            return network(tensor(x)[:, None])[:, 0].numpy()
-
-    x, height = ((points(read.chain) - [120, 150]) / [60, -50]).T
-    close(height, y(x), 2e-3)
-    bent = [-2, *sorted(set(kink[w * v != 0].tolist())), 4]
-    close(x, bent, 2e-3)
-    in_view = np.clip(150 - 50 * y(kink.tolist()), 14, 286)
-    close(read.handles, np.column_stack([120 + 60 * kink, in_view]), 0.06)
-    for k in range(3):
-        w_k, v_k, at, change = read.cells[4 * k : 4 * k + 4]
-        close([w_k, v_k], [w[k], v[k]], 1e-6)
-        close(at.replace("none", "0"), kink[k] * (w[k] != 0), 1e-6)
-        close(change, abs(w[k]) * v[k], 0.006)
-    met = int(np.isclose(y([0.0, 1.0, 2.0]), [0, 1, 0]).sum())
-    said = "All three rings are met." if met == 3 else f"{met} of 3 rings"
-    slopes, found, _ = read.say.partition(said)
-    assert found
-    close(slopes, np.diff(y(bent)) / np.diff(bent), 0.0051)
-    return read.network["kink"]
-
-
-def test_kinks_are_those_of_the_network(open_figure):
-    figure = open_figure("kinks")
-    assert_kinks(figure)
-    for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowRight"):
-        figure.keys(key, at="kink 2")
-        moved = assert_kinks(figure)
-    assert moved == [0, 1.5, 2]
-    for name, value in (("v 3", 1.5), ("w 3", -2), ("w 1", 0), ("v 2", 0.75)):
-        figure.fill(name, value)
-        assert_kinks(figure)
-    figure.drag(figure.place(".h1 .ring"), (0, 0))
-    assert assert_kinks(figure)[0] == -1.75
-    figure.press("reset")
-    assert assert_kinks(figure) == [0, 1, 2]
-    for k in (1, 2, 3):
-        said = figure.control(f"kink {k}").get_attribute("aria-valuetext")
-        assert said.startswith("kink at ")
-
+from attnlib.backprop import SGD, Adam, Layer, LayerNorm, ScaledDotProductAttention
+from touch import close, numbers, points
 
 # Chapter 10: attention as a graph, backward
 
@@ -82,12 +14,10 @@ def test_each_loss_has_the_gradients_of_the_package(open_figure, d_output):
     figure = open_figure("backward_graph")
     figure.root.locator(f"[value='{str(d_output).replace(' ', '')}']").check()
     read = figure.read(cells="tbody td@innerText")
-    q, k, v = (
-        np.array([read.query], float),
-        np.array(read.keys),
-        np.array(read.values, float),
+    q, k, v, dO = (
+        np.array(rows, float) for rows in ([read.query], read.keys, read.values, [d_output])
     )
-    layer, dO = ScaledDotProductAttention(), np.array([d_output], float)
+    layer = ScaledDotProductAttention()
     _, P = layer.forward(q, k, v)
     dQ, dK, dV = layer.backward(dO)
     dP = dO @ v.T
@@ -230,36 +160,3 @@ def test_walkers_walk_like_the_package(open_figure):
     assert_walk(figure, 0.25, 0.9, 0.8, 3)
     figure.press("reset")
     assert_walk(figure, 0.13, 0.0, 0.3, 40)
-
-
-# Chapter 21: a token on the circle
-
-
-def assert_normed(figure, token, gradient):
-    read = figure.read(out=".out@x1,y1,x2,y2", into=".into@x1,y1,x2,y2", cells="td")
-    assert (read.token, read.gradient) == (token, gradient)
-    x, g, layer = np.array(token), np.array(gradient), RMSNormLayer(2, eps=0.0)
-    y = layer.forward(x)
-    dx = layer.backward(g)
-    close(read.cells, [x, y, LayerNorm(2, eps=0.0).forward(x), g, dx], 0.0051)
-    for line, way in ((read.into, g), (read.out, dx)):
-        start, end = points(line)
-        close((end - start) / [18, -18], way, 0.006)
-    assert read.say == f"s = {np.sqrt(x @ x / 2):.2f}, and dx · x = 0.00."
-    return read.cells[-2:]
-
-
-def test_a_token_and_its_norm(open_figure):
-    figure = open_figure("rms_circle")
-    example = assert_normed(figure, [1.0, 7.0], [5.0, 0.0])
-    assert example == ["0.98", "\u22120.14"]  # of the chapter
-    figure.keys(*["ArrowLeft"] * 4, "Shift+ArrowDown", at="Token")
-    assert_normed(figure, [-1.0, 5.0], [5.0, 0.0])
-    figure.keys("ArrowLeft", at="Gradient, feature 2")
-    assert_normed(figure, [-1.0, 5.0], [5.0, -0.5])
-    figure.press("halve the token")
-    assert_normed(figure, [-0.5, 2.5], [5.0, -0.5])
-    figure.press("reset")
-    assert_normed(figure, [1.0, 7.0], [5.0, 0.0])
-    figure.keys(*["ArrowLeft"] * 2, *["ArrowDown"] * 14, at="Token")
-    assert figure.read().say.startswith("A token of length 0 has no direction")
