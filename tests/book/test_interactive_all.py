@@ -5,15 +5,14 @@ import re
 import numpy as np
 import pytest
 
-from touch import NUMBER, ROOT, numbers
+from touch import NUMBER, ROOT, costly, numbers
 
 STATIC = ROOT / "book" / "_static"
 FILES = {path.stem: path.read_text(encoding="utf-8") for path in STATIC.glob("*.html")}
 FIGURES = sorted(name for name, text in FILES.items() if "<figure" in text)
-SHARED = "book/_static/touch.html", "book/_static/book.css"
 pytestmark = [
     pytest.mark.parametrize("name", FIGURES),
-    pytest.mark.costly("figure/{name}", "book/_static/{name}.html", *SHARED),
+    costly("figure/{name}", "book/_static/book.css"),
 ]
 
 # Texts, and where everything is drawn; of what only a script can move, nothing.

@@ -194,10 +194,10 @@ def assert_leaks(figure):
     """Weights and moves are the package's; outputs before the word are told apart."""
     read = figure.read(printed=".m", marked=".m@class", filled=".c")
     x, mask = tensor(read.x), torch.tensor(read.mask) == 1
-    changed = x.clone()
-    changed[read.token] = tensor(read.other)
+    replaced = x.clone()
+    replaced[read.token] = tensor(read.other)
     weights = weigh(x, mask, read.divide)
-    moves = weigh(changed, mask, read.divide) @ changed - weights @ x
+    moves = weigh(replaced, mask, read.divide) @ replaced - weights @ x
     moves = moves.abs().amax(dim=-1)
     close(read.weights, weights, 1e-9)
     close(read.moves, moves, 1e-9)

@@ -177,9 +177,9 @@ def strips(backward, tiles, path, step):
         along = int(name in above)
         for block, n in enumerate(across if along else down):
             place, long = 40 * block + 84, 10 * n - 4
-            x, y, w, h = (
-                (place + 30, at, long, thick) if along else (at, place, thick, long)
-            )
+            x, y, w, h = at, place, thick, long
+            if along:
+                x, y, w, h = place + 30, at, long, thick
             own = [tile[along] == block for tile in path]
             share = sum(own[:step]) / sum(own) if name in growing else 1
             held = step and own[step - 1]

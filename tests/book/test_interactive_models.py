@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from attnlib import GPT2, FlashAttention, ScaledDotProductAttention, hf
 from attnlib.backprop import LayerNorm, RMSNormLayer
 from attnlib.gpt2 import without_head
-from touch import ROOT, boxes, close, numbers, points
+from touch import ROOT, boxes, close, costly, numbers, points
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -94,10 +94,7 @@ def assert_shown(figure, chapter, place, off=()):
     return read
 
 
-@pytest.mark.costly(
-    *("figure/text_twice", "book/20_gpt2.ipynb"),
-    *("book/_static/text_twice.html", "book/_static/touch.html"),
-)
+@costly("settings/text_twice", "book/20_gpt2.ipynb")
 def test_the_numbers_are_those_of_the_chapters_model(open_figure, chapter):
     figure = open_figure("text_twice")
     read = assert_shown(figure, chapter, 18)
@@ -251,9 +248,7 @@ def assert_pairs(figure, r, s, n, w, e, rule):
     return read.say
 
 
-@pytest.mark.costly(
-    "figure/no_mask", "book/_static/no_mask.html", "book/_static/touch.html"
-)
+@costly("settings/no_mask")
 def test_pairs_and_counts_for_all_lengths(open_figure):
     figure = open_figure("no_mask")
     lengths = (0, 1, 4), (0, 4), (1, 5), (None, 3), (0, 2)

@@ -10,7 +10,7 @@ import torch
 from attnlib import parallel
 from attnlib.parallel import shard_positions
 from attnlib.parallel.places import Rule, hops_needed
-from touch import boxes, close, numbers
+from touch import boxes, close, costly, numbers
 
 # Chapter 23: who holds what
 
@@ -98,9 +98,7 @@ def assert_holds(figure, told, way, ranks, back, rank):
     assert numbers(read.say) == [rank, away, 96 // ranks, *sent]
 
 
-@pytest.mark.costly(
-    "figure/who_holds", "book/_static/who_holds.html", "book/_static/touch.html"
-)
+@costly("settings/who_holds")
 def test_holds_against_the_package(open_figure):
     figure = open_figure("who_holds")
     for ranks in (4, 3, 2):
@@ -215,9 +213,7 @@ def assert_ring(figure, ranks, order, causal, window, step):
             close(boxes(bars), parts, 0.06)
 
 
-@pytest.mark.costly(
-    "figure/ring_steps", "book/_static/ring_steps.html", "book/_static/touch.html"
-)
+@costly("settings/ring_steps")
 def test_ring_against_the_package(open_figure):
     figure = open_figure("ring_steps")
     assert_ring(figure, 4, "contiguous", True, 32, 2)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,13 @@ def kept(text):
         return json.loads(text.replace("null", "-Infinity"))
     except ValueError:
         return text
+
+
+def costly(subject, *more):
+    """The mark of what is tried anew when the figure of this name, or more, differs."""
+    name = subject.partition("/")[2]
+    files = f"book/_static/{name}.html", "book/_static/touch.html", *more
+    return pytest.mark.costly(subject, *files)
 
 
 class Figure:
