@@ -1,4 +1,4 @@
-"""The page for engineers says what is so: examples, numbers, the table of exports."""
+"""The page for engineers says what is so: examples, requirements, the table of exports."""
 
 import doctest
 import re
