@@ -128,12 +128,13 @@ class Figure:
 
     def place(self, css, *at):
         """Where a point of a drawing is on the page, or the middle of an element."""
-        box = self.root.locator(css).first.bounding_box()
-        if not at:
-            return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        view = self.root.locator(css).first.evaluate("e => e.viewBox.baseVal.width")
-        scale = box["width"] / view
-        return box["x"] + at[0] * scale, box["y"] + at[1] * scale
+        drawing = self.root.locator(css).first
+        box = drawing.bounding_box()
+        x, y = box["width"] / 2, box["height"] / 2
+        if at:
+            scale = box["width"] / drawing.evaluate("e => e.viewBox.baseVal.width")
+            x, y = at[0] * scale, at[1] * scale
+        return box["x"] + x, box["y"] + y
 
     def drag(self, *places):
         """With the mouse, from the first place over the others."""
