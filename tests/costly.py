@@ -70,8 +70,10 @@ def described(item):
     given = item.callspec.params if hasattr(item, "callspec") else {}
     needs = [need.format(**given) for need in mark.args[1:] if isinstance(need, str)]
     texts = [need(**given) for need in mark.args[1:] if callable(need)]
-    own = item.path.relative_to(ROOT).as_posix()
-    return mark.args[0].format(**given), [own, *needs], texts
+    own = item.path.relative_to(ROOT)
+    frames = [ROOT / folder / "conftest.py" for folder in own.parents]
+    texts += [path.read_text(encoding="utf-8") for path in frames if path.exists()]
+    return mark.args[0].format(**given), [own.as_posix(), *needs], texts
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,12 +83,11 @@ def pytest_collection_modifyitems(config, items):
     They come first, as they take long.
     """
     proofs, parts, homes = Proofs(ROOT), {}, {}
-    frame = proofs.digest("tests/conftest.py")
     for item in items:
         item.proof = None
         if found := described(item):
             item.proof, needs, texts = found
-            needed, told = parts.setdefault(item.proof, (set(), {frame}))
+            needed, told = parts.setdefault(item.proof, (set(), set()))
             needed.update(needs)
             told.update(texts)
             if homes.setdefault(item.proof, item.path) != item.path:

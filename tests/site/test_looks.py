@@ -7,6 +7,7 @@ from frame import CHAPTERS, FRAME, PAGES, code_cells, source_of, words
 from site_browser import serve
 
 MAX_PAGE_BYTES = 500_000  # without MathJax
+PATIENCE = 15_000  # milliseconds, on a busy machine
 SCREENS = 25  # of 1440 × 1000, for a chapter
 each_origin = pytest.mark.parametrize("origin", ["served", "file"])
 
@@ -108,7 +109,7 @@ class Reader:
 
     def wait_for_theme(self, theme):
         shown = "(theme) => document.documentElement.dataset.theme === theme"
-        self.page.wait_for_function(shown, arg=theme, timeout=5000)
+        self.page.wait_for_function(shown, arg=theme, timeout=PATIENCE)
 
     def look(self, page, *ways):
         """Open a page in the first way; the others come while it is being read."""
@@ -167,7 +168,7 @@ def check_length_and_marks(page, chapter):
     for place in sorted({place for place in places if place.startswith("#")}):
         page.evaluate("place => { location.hash = place; }", place)
         code = page.locator(f"[id='{place[1:]}'] pre").first
-        code.wait_for(state="visible", timeout=5000)
+        code.wait_for(state="visible", timeout=PATIENCE)
 
 
 def check_weight(reader, site):
@@ -224,7 +225,7 @@ def test_search_finds_softmax(readers, origin):
     reader.page.fill("input[name=q]", "softmax")
     reader.page.press("input[name=q]", "Enter")
     found = reader.page.locator("#search-results a[href^='01_scaled_dot_product.html']")
-    found.first.wait_for(timeout=5000)
+    found.first.wait_for(timeout=PATIENCE)
     assert not reader.problems, "\n".join(reader.problems)
 
 
