@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from bookkit.chapters import read_chapters
-from bookkit.grammar import SOLUTION
 from bookkit.modules import read_modules
 from bookkit.normalize import normalize
 
@@ -53,10 +52,6 @@ def public_names():
     return [
         f"{package.__name__}.{name}" for package in packages for name in package.__all__
     ]
-
-
-def prose(chapter):
-    return "\n\n".join(cell.source for cell in chapter.text_cells)
 
 
 def tool(*command):
@@ -220,12 +215,8 @@ def test_drawings_in_html_are_described(chapter):
 
 @each_numbered
 def test_every_exercise_has_a_hidden_solution(chapter):
-    asked = re.findall(r"^### Exercise (\S+?):? ", prose(chapter) + " ", re.MULTILINE)
-    solved = [
-        (cell, match[1])
-        for cell in chapter.code_cells
-        if (match := SOLUTION.match(cell.source))
-    ]
+    asked = re.findall(r"^### Exercise (\S+?):? ", chapter.prose + " ", re.MULTILINE)
+    solved = [(cell, cell.exercise) for cell in chapter.code_cells if cell.exercise]
     assert asked == [f"{chapter.number}.{i + 1}" for i in range(len(asked))], asked
     assert 3 <= len(asked) <= 5, f"{chapter.file} has {len(asked)} exercises"
     assert list(dict.fromkeys(name for _, name in solved)) == asked, (
@@ -238,7 +229,7 @@ def test_every_exercise_has_a_hidden_solution(chapter):
 
 def test_citations_and_bibliography_agree():
     pages = {path.name: path.read_text(encoding="utf-8") for path in BOOK.glob("*.md")}
-    pages |= {chapter.path.name: prose(chapter) for chapter in CHAPTERS}
+    pages |= {chapter.path.name: chapter.prose for chapter in CHAPTERS}
     cited = {}
     for page, text in pages.items():
         for keys in re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", text):

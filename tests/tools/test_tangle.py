@@ -1,5 +1,6 @@
 """Chapters to modules and back: bookkit/tangle.py, on a tiny book."""
 
+import re
 import subprocess
 import sys
 
@@ -319,3 +320,15 @@ def test_help_and_exit_status_on_the_command_line(root):
     failed = call("--check")
     assert failed.returncode == 1
     assert "cell c1: two is neither" in failed.stderr and "Traceback" not in failed.stderr
+
+
+SHARED = {"CHAPTER", "LABEL", "Cell", "Equation", "checks_of", "with_numbers"}
+
+
+def test_a_cell_is_taken_apart_in_one_place():
+    """The patterns of grammar.py are its own; what travels with the workbook needs some."""
+    for path in {*TOOLS.rglob("*.py")} - {*(TOOLS / "workkit").iterdir()}:
+        text = path.read_text(encoding="utf-8")
+        lines = re.findall(r"bookkit\.grammar import ([\w, ]+|\([^)]+\))", text)
+        names = {name for line in lines for name in re.findall(r"\w+", line)}
+        assert names <= SHARED and "import grammar" not in text, (path, names - SHARED)

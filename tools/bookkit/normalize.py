@@ -5,8 +5,8 @@ import unicodedata
 
 from nbformat import NotebookNode, from_dict
 
-from bookkit.chapters import Chapter, exported_module
-from bookkit.grammar import folded
+from bookkit.chapters import Chapter
+from bookkit.grammar import Cell
 from bookkit.statements import statements
 
 METADATA = {
@@ -21,7 +21,7 @@ def normalize(chapter: Chapter) -> None:
     chapter.notebook.metadata = from_dict(METADATA)
     for cell in chapter.cells:
         cell.source = cell.source.rstrip()
-        cell.metadata = cell_metadata(cell.metadata, folded(cell.source))
+        cell.metadata = cell_metadata(cell.metadata, bool(cell.sentence))
         if cell.cell_type == "code":
             cell.outputs = outputs(cell.outputs)
     for cell, name in zip(chapter.cells, readable_ids(chapter), strict=True):
@@ -78,14 +78,13 @@ def readable_ids(chapter: Chapter) -> list[str]:
     return ids
 
 
-def definition(chapter: Chapter, cell: NotebookNode) -> str:
-    """The first name that an exported cell defines; empty for any other cell."""
-    module = exported_module(chapter, cell)
-    if not module:
+def definition(chapter: Chapter, cell: Cell) -> str:
+    """The first name that a listing defines; empty for any other cell."""
+    if not cell.module:
         return ""
     found = statements(cell.source, chapter.where(cell))
     names = [name for s in found if not s.is_import for name in s.names]
-    return slug(names[0] if names else f"{module}-imports")
+    return slug(names[0] if names else f"{cell.module}-imports")
 
 
 def slug(text: str) -> str:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bookkit.chapters import Chapter
-from bookkit.equations import equations
-from bookkit.grammar import SOLUTION
 from editions.blanks import Blank, without_answer
 from editions.plain import Plain
 from editions.reflow import Shown, pieces_of, source_of
@@ -36,8 +34,7 @@ def describe(
             if blank:
                 cells[-1]["blank"] = blank.name
                 blanks[blank.name] = about(blank, source)
-        elif cell.cell_type == "code" and (solved := SOLUTION.match(source)):
-            number = solved[1]
+        elif number := cell.exercise:
             if number not in [e["number"] for e in exercises]:
                 exercises.append(exercise(number, source, chapter))
                 id = f"exercise {number}"
@@ -48,7 +45,7 @@ def describe(
             cells.append({"id": cell.id, "source": source})
     numbered = {
         e.label: [plain.number(e.label) if plain else e.label, e.formula]
-        for e in equations(chapter, [])
+        for e in chapter.equations
     }
     kept = root / "book" / "workbook" / f"{chapter.name}.json"
     mistakes = json.loads(kept.read_text("utf-8"))["mistakes"] if kept.exists() else []
@@ -80,7 +77,7 @@ def about(blank: Blank, source: str) -> dict[str, Any]:
 
 def exercise(number: str, solution: str, chapter: Chapter) -> dict[str, Any]:
     """An exercise: its title, minutes, and what its answer is to be tried with."""
-    text = "\n".join(cell.source for cell in chapter.text_cells)
+    text = chapter.prose
     heading = re.search(rf"^### Exercise {re.escape(number)}: (.+)$", text, re.MULTILINE)
     minutes = re.search(r"(\d+) minutes", text[heading.end() :]) if heading else None
     checks = sorted(set(re.findall(r"\b(?:check|expect)_\w+(?=\()", solution)))
