@@ -27,10 +27,12 @@ import build_book
 from address import address
 from bookkit.chapters import BookError, Chapter, read_chapters
 from bookkit.grammar import CHAPTER
+from editions import colab, offline_zip, pdf
 from editions.colab import edition, write_editions
 from editions.plain import Plain
 from editions.setup_cell import needed_files
 from release import versions
+from tiny_book import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTIONS = {
@@ -432,6 +434,16 @@ def test_a_file_that_is_missing_is_refused():
     chapter = Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=[cell]))
     with pytest.raises(BookError, match=r"no file _static/missing\.json"):
         needed_files(chapter)
+
+
+@pytest.mark.parametrize("tool", [colab, offline_zip, pdf], ids=lambda tool: tool.__name__)
+def test_the_site_is_built_if_it_is_missing(tool, monkeypatch, tmp_path):
+    called = []
+    failed = SimpleNamespace(returncode=1)
+    monkeypatch.setattr(build_book.subprocess, "run", lambda c: called.append(c) or failed)
+    assert refused(tool, tmp_path, str(tmp_path / "out")) == "the book does not build"
+    assert called == [[sys.executable, str(tmp_path / "tools" / "build_book.py")]]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_book_that_is_not_built_is_refused(tmp_path):

@@ -4,8 +4,8 @@ It needs nothing beside it: its first cell installs attnlib and writes the files
 chapter reads, and its text has no Sphinx in it. Results are kept, so that a reader sees
 them before running anything, but not those of solutions.
 
-Build the book first: the numbers are the site's. Links to the site are made only where the
-book is published, see tools/address.py.
+The numbers are those of the site, which is built if it is missing. Links to it are made
+only where the book is published, see tools/address.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from address import Address, address
 from bookkit.chapters import Chapter, parser, read_chapters, run
 from bookkit.grammar import Cell
 from bookkit.normalize import METADATA
+from build_book import build_if_missing
 from editions.plain import Plain
 from editions.setup_cell import FILE, FOLDER, setup_code
 from release import versions
@@ -115,6 +116,7 @@ def main() -> int:
     options.add_argument("folder", nargs="?", type=Path, help="instead of _build/colab")
     args = options.parse_args()
     folder = args.folder or args.root / "_build" / "colab"
+    build_if_missing(args.root)
     made = write_editions(args.root, folder, address())
     print(f"{len(made)} notebooks in {folder}")
     return 0
