@@ -131,7 +131,8 @@ def test_functions_are_short(module):
 def test_chapter_ran_from_top_to_bottom(chapter):
     counts = [cell.execution_count for cell in chapter.code_cells]
     assert counts, f"{chapter.file} has no code"
-    assert counts == list(range(1, len(counts) + 1)), "run: python tools execute"
+    message = "run: python tools execute"
+    assert all(counts) and counts == sorted(counts), message  # what kept its own may repeat
 
 
 @each_chapter

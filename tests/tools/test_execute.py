@@ -1,5 +1,6 @@
 """Chapters run in place and normalized, on a tiny book."""
 
+import difflib
 import os
 import shutil
 import subprocess
@@ -85,6 +86,12 @@ def test_an_unknown_chapter_is_refused(root):
     )
 
 
+def commit(root):
+    for command in (["init"], ["add", "."], ["commit", "-m", "Two chapters"]):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *who, *command], cwd=root, check=True, capture_output=True)
+
+
 def test_what_has_changed_is_found(root):
     """By Git, with outputs and all; where there is no Git, it is said and not guessed."""
     write(root / "book/01_first.ipynb", "# First")
@@ -99,13 +106,34 @@ def test_what_has_changed_is_found(root):
         encoding="utf-8",
     )
     assert done.returncode == 1 and "no way to tell what has changed" in done.stderr
-    for command in (["init"], ["add", "."], ["commit", "-m", "Two chapters"]):
-        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *who, *command], cwd=root, check=True, capture_output=True)
+    commit(root)
     assert execute.changed(root) == set()
     write(root / "book/02_second.ipynb", "# Second, changed")
     (found,) = execute.select(chapters.read_chapters(root), ["changed"], root)
     assert found.name == "02_second"
+
+
+def test_a_cell_that_is_put_in_changes_no_other(root):
+    """Neither their execution counts nor their ids, though Jupyter has counted anew."""
+    path = root / "book/01_first.ipynb"
+    commit(root)
+    write(path, "# First", code("1 + 1"), code("2"), code("print(3)"), "## More", code("4"))
+    run(execute, root, "01")
+    commit(root)
+    before = path.read_text(encoding="utf-8").splitlines()
+    chapter = chapters.read_chapters(root)[0]
+    for cell in chapter.code_cells:
+        cell.execution_count = 57
+    added = [code("5 + 5"), code("print(6)")]
+    chapter.notebook.cells[3:3] = added
+    chapter.write()
+    run(execute, root, "01")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    steps = [line for line in difflib.ndiff(before, lines) if line[0] in "+-?"]
+    assert {line[0] for line in steps} == {"+"}
+    cells = chapters.read_chapters(root)[0].code_cells
+    assert [cell.execution_count for cell in cells] == [1, 2, 3, 3, 3, 4]
+    assert [cell.id[-2:] for cell in cells] == ["-2", "-3", "-5", "-6", "-4", "-2"]
 
 
 def test_normalizing_keeps_what_the_reader_needs(root):
