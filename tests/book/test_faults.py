@@ -43,8 +43,8 @@ def test_mistakes_are_caught(chapter, request):
     assert done.returncode == 0, done.stdout
 
 
-def plant(root, name):
-    tool = [sys.executable, ROOT / "tools", "faults", "--root", str(root), name]
+def plant(root, name, *options):
+    tool = [sys.executable, ROOT / "tools", "faults", "--root", str(root), name, *options]
     return subprocess.run(tool, capture_output=True, encoding="utf-8")
 
 
@@ -87,9 +87,9 @@ def book(tmp_path):
     folder.mkdir(parents=True)
     nbformat.write(new_notebook(cells=list(HALVES)), folder.parent / "01_halves.ipynb")
 
-    def try_out(toml):
+    def try_out(toml, *options):
         (folder / "01_halves.toml").write_text(toml, encoding="utf-8")
-        done = plant(tmp_path, "01")
+        done = plant(tmp_path, "01", *options)
         return done.stdout + done.stderr
 
     return try_out
@@ -123,6 +123,22 @@ def test_what_is_not_caught_is_told(book):
     assert told.keys() == {name for name, (*_, why) in PLANTED.items() if why}
     for name, why in told.items():
         assert PLANTED[name][-1] in why, name
+
+
+def test_some_are_planted_alone(book):
+    """By subject or by words, with what each took; what names none is told."""
+    kept = HALF.format("A third", "x / 2", "x / 3") + HALF.format(
+        "A half", "x / 2", "2 / x"
+    )
+    kept += ANSWER.format("Itself", "x") + ANSWER.format("Twice", "2 * x")
+    said = book(kept, "--only", "1.1", "third")
+    told = re.findall(r"^(\d/\d) +\d+\.\d s  caught  (.*)\.$", said, re.MULTILINE)
+    assert told == [
+        ("1/3", "eq-half: A third"),
+        ("2/3", "1.1: Itself"),
+        ("3/3", "1.1: Twice"),
+    ]
+    assert "no mistake is kept for 1.2" in book(kept, "--only", "third", "1.2")
 
 
 REFUSED = {

@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -80,10 +81,13 @@ def act(
     stage = Stage(chapter)
     plans = [(fault, *judge(stage, fault)) for fault in faults]
     unrun = {(e.label, symbol) for e in chapter.equations for symbol in e.symbols}
+    done = 0
     for index, source in enumerate(stage.sources):
         for fault, find in ((fault, find) for fault, at, find in plans if at == index):
+            start, done = time.perf_counter(), done + 1
             said = find()
-            tell(f"{'NOT CAUGHT' if said else 'caught'}  {fault}")
+            took = f"{done}/{len(plans)} {time.perf_counter() - start:5.1f} s"
+            tell(f"{took}  {'NOT CAUGHT' if said else 'caught'}  {fault}")
             if said:
                 yield f"{fault}\n  {said}"
         wanted = {pair for pair in unrun if pair[0] in stage.cells[index].labels}
@@ -95,13 +99,22 @@ def act(
         yield f"{label}: none of the cells that check it runs {symbol}"
 
 
+def chosen(faults: list[Fault], words: list[str]) -> list[Fault]:
+    """Those of a subject, or with some words in their sentence; all, if none is named."""
+    found = {w: [f for f in faults if w == f.subject or w in f.mistake] for w in words}
+    if missing := [word for word, its in found.items() if not its]:
+        raise BookError(f"no mistake is kept for {', '.join(missing)}")
+    return [f for f in faults if not words or any(f in its for its in found.values())]
+
+
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("chapter", help="such as 01")
-    options.add_argument("--only", metavar="SUBJECT", help="a label, or an exercise")
+    about = "labels, exercises, or parts of a mistake's sentence"
+    options.add_argument("--only", nargs="+", default=[], metavar="WHAT", help=about)
     args = options.parse_args()
     (chapter,) = select(read_chapters(args.root), [args.chapter], args.root)
-    faults = [f for f in read_faults(args.root, chapter) if args.only in (None, f.subject)]
+    faults = chosen(read_faults(args.root, chapter), args.only)
     prepare(chapter)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         tell = partial(print, flush=True, file=sys.stderr)
