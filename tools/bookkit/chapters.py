@@ -117,12 +117,10 @@ def read_chapter(path: Path) -> Chapter:
         raise BookError(f"book/{path.name}: not a notebook: {error}") from error
     chapter = Chapter(path, notebook)
     for cell in chapter.code_cells:
-        first = cell.source.partition("\n")[0]
+        first, where = cell.source.partition("\n")[0], chapter.where(cell)
         if re.match(r"#+\s*attnlib/", first) and not cell.module:
-            raise BookError(
-                f"{chapter.where(cell)}: the caption {first!r} should read "
-                "'# attnlib/<module>.py'"
-            )
+            fault = f"the caption {first!r} should read '# attnlib/<module>.py'"
+            raise BookError(f"{where}: {fault}")
     return chapter
 
 
