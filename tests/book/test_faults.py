@@ -10,7 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from bookkit.chapters import read_chapters
-from bookkit.mistakes import KINDS, read_faults
+from bookkit.mistakes import read_faults, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = read_chapters(ROOT)
@@ -22,11 +22,8 @@ SAMPLE = {"C_where_the_norm_belongs"}  # what is tried even where nothing has ch
 def test_each_equation_and_exercise_has_mistakes(chapter):
     faults = read_faults(ROOT, chapter)
     kept = {(fault.subject, fault.kind) for fault in faults}
-    asked = re.findall(r"^### Exercise (\w+\.\d+):", chapter.prose, re.MULTILINE)
-    wanted = {(equation.label, "equation") for equation in chapter.equations}
-    wanted |= {(number, kind) for number in asked for kind in KINDS}
-    assert wanted - kept == set(), "keep a mistake for each, in book/faults/"
-    assert kept - wanted == set(), "there is no such equation or exercise"
+    assert wanted(chapter) - kept == set(), "keep a mistake for each, in book/faults/"
+    assert kept - wanted(chapter) == set(), "there is no such equation or exercise"
     for fault in faults:
         said = fault.mistake
         assert said.endswith(".") and 20 <= len(said) <= 160, f"a sentence: {said}"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from bookkit.chapters import read_chapters
+from site_browser import SCREENS, screens
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARE, LONGEST, SCREENS = 0.15, 40, 25  # of the open code; lines; of 1440 × 1000
+SHARE, LONGEST = 0.15, 40  # of the open code; lines
 CHAPTERS = [c for c in read_chapters(ROOT) if not c.is_appendix]
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 
@@ -79,10 +80,7 @@ def test_a_chapter_is_short_and_its_marks_lead_to_checks(chapter, site, page, py
     tried = {CHAPTERS[0].name, *pytestconfig.changed}
     if chapter.name not in tried and not pytestconfig.getoption("--thorough"):
         pytest.skip("unchanged; --thorough tries every chapter")
-    page.goto((site / f"{chapter.name}.html").as_uri())
-    page.evaluate("() => MathJax.startup.promise")
-    screens = page.evaluate("document.querySelector('article').scrollHeight") / 1000
-    assert screens <= SCREENS, f"{screens:.1f} screens of 1440 × 1000"
+    assert screens(page, site / f"{chapter.name}.html") <= SCREENS
     marks = page.eval_on_selector_all(
         ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
     )

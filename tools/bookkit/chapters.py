@@ -140,10 +140,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def run(main: Callable[[], int]) -> None:
     """Run a tool; a mistake in the book ends it with a message, not with a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(
-            encoding="utf-8"
-        )  # chapters hold √ and ×, a Windows pipe may not
+    for stream in (sys.stdout, sys.stderr):  # chapters hold √, a Windows pipe may not
+        stream.reconfigure(encoding="utf-8")
     try:
         sys.exit(main())
     except BookError as error:

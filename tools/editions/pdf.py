@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its 
 from bookkit.chapters import parser, run
 from build_book import build_if_missing
 from editions.one_page import document
-from site_browser import ARGUMENTS, find_chromium
+from site_browser import launched
 
 # What is wider than the paper is drawn smaller.
 SHRINK = """() => {
@@ -68,11 +68,8 @@ def main() -> int:
     options.add_argument("out", type=Path, metavar="OUT.pdf")
     args = options.parse_args()
     build_if_missing(args.root)
-    with sync_playwright() as playwright:
-        chromium = find_chromium()
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+    with launched() as browser:
         make(browser, args.out, args.root / "_build" / "html")
-        browser.close()
     return 0
 
 
