@@ -1,5 +1,7 @@
 # make book       the HTML, in _build/html
-# make test       every test: notebooks, package, tools, and the site in a browser
+# make test       the tests, and of the costly proofs those that the change may have broken
+#                 and a few others; PYTEST=--everything runs all
+# make prove      the costly proofs that are not on record: runs them, and writes the record
 # make chapters   after editing a chapter: its module, its outputs, the generated pages;
 #                 what is still owed, of those that differ from the last commit,
 #                 or of CHAPTERS="02 03", or of =all
@@ -7,20 +9,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
-# Whole files, in their order (the longest stand early), on each core up to four.
-SIDE_BY_SIDE = -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Proofs and whole files, in their order, on each core up to four.
+SIDE_BY_SIDE = -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 READY = $(VENV)/requirements-installed
 # Hundreds of processes import the same modules: compiled once, whatever the machine's setting.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: book test chapters
+.PHONY: book test prove chapters
 .DEFAULT_GOAL := book
 
 book: $(READY)
 	$(RUN) tools build_book
 
 test: $(READY)
-	$(RUN) -m pytest $(SIDE_BY_SIDE)
+	$(RUN) -m pytest $(SIDE_BY_SIDE) $(PYTEST)
+
+prove: $(READY)
+	$(RUN) -m pytest $(SIDE_BY_SIDE) --prove $(PYTEST)
 
 CHAPTERS ?= changed
 

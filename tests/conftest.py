@@ -1,15 +1,13 @@
 """What the tests share; while they run, calls are checked against their annotations.
 
 That takes half of their time: of a test with many examples, the first one checks, and with
---thorough each.
+--everything each. Which tests run at all is a matter of costly.py.
 """
 
 import gc
 import os
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +15,10 @@ from filelock import FileLock
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
-from bookkit.chapters import BookError
-from bookkit.execute import changed
 from build_book import is_current
 from site_browser import ARGUMENTS, find_chromium
+
+pytest_plugins = ["costly"]
 
 # All before the first import of attnlib. Tests side by side, and the kernels of their
 # notebooks, keep to one thread each: more would wait for each other. Elsewhere a thread
@@ -46,52 +44,24 @@ settings.load_profile("attnlib")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Marks what needs a browser or the built site: `-m "not site"` leaves it out.
-
-    What is marked as thorough is left to --thorough, unless a file that the mark names has
-    changed. Where not all may come in time, the files take turns, and the tests of each,
-    by the commit.
-    """
-    if config.getoption("--minutes") is not None:
-        commit = ["git", "rev-parse", "HEAD"]
-        seed = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True).stdout
-        items[:] = taking_turns(items, random.Random(seed))
-    left = pytest.mark.skip(reason="--thorough tries it")
-    thorough = config.getoption("--thorough")
+    """Marks what needs a browser or the built site: `-m "not site"` leaves it out."""
     seen = set()  # of a test with many examples, the first one checks the annotations
     for item in items:
         test = (item.path, getattr(item, "originalname", item.name))
-        item.checks = thorough or test not in seen
-        mark = item.get_closest_marker("thorough")
-        if mark and not (thorough or config.changed & {*mark.args}):
-            item.add_marker(left)
-        else:
-            seen.add(test)
+        item.checks = config.getoption("--everything") or test not in seen
+        seen.add(test)
         if {"browser", "site"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("site")
-
-
-def taking_turns(items, chance):
-    """The tests of a file one after the other, from any on; the files in any order."""
-    files = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
-    starts = {path: chance.randrange(len(own)) for path, own in files.items()}
-    order = chance.sample(list(files), len(files))
-    halves = [(files[path], starts[path]) for path in order]
-    return [item for own, first in halves for item in own[first:] + own[:first]]
 
 
 def pytest_collection_finish():
     """What was imported stays: it is not looked through for garbage, nor in a fork."""
     gc.freeze()
+    gc.set_threshold(100_000)  # at the usual 700, parsing pages takes a quarter longer
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Before the fixtures are made, which may take long."""
-    if time.monotonic() > item.config.until:
-        pytest.skip("no time left of --minutes")
     config.update("jaxtyping_disable", not item.checks)
 
 
@@ -118,30 +88,6 @@ def kernels_faster():
 def as_shipped():
     """Without the run-time check of annotations, which would refuse bad input first."""
     config.update("jaxtyping_disable", True)
-
-
-def pytest_configure(config):
-    """What has changed is tried in every way; without Git, nothing is known to have."""
-    gc.set_threshold(100_000)  # at the usual 700, parsing pages takes a quarter longer
-    minutes = config.getoption("--minutes")
-    config.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    try:
-        config.changed = changed(ROOT)
-    except BookError:
-        config.changed = set()
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--thorough",
-        action="store_true",
-        help="every page in every way, every kernel (minutes)",
-    )
-    parser.addoption(
-        "--minutes",
-        type=float,
-        help="begin no test after so many; others come first with each commit",
-    )
 
 
 @pytest.fixture(scope="session")

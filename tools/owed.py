@@ -56,9 +56,11 @@ def room(root: Path, chapters: list[Chapter]) -> Iterator[str]:
         yield "build the book to see how many screens are left (in Chromium)"
         return
     with launched() as browser:
-        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        page = browser.new_page()
         for chapter in chapters:
-            left = SCREENS - screens(page, site / f"{chapter.name}.html")
+            page.goto((site / f"{chapter.name}.html").as_uri())
+            page.evaluate("() => MathJax.startup.promise")
+            left = SCREENS - screens(page)
             yield f"{chapter.file}: {left:.1f} of {SCREENS} screens are left"
 
 

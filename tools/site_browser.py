@@ -55,10 +55,9 @@ def launched() -> Iterator[Browser]:
         browser.close()
 
 
-def screens(page: Page, path: Path) -> float:
-    """How many screens a page of the built site has, in a window 1440 wide."""
-    page.goto(path.as_uri())
-    page.evaluate("() => MathJax.startup.promise")
+def screens(page: Page) -> float:
+    """How many screens of 1440 × 1000 the page has that is open."""
+    page.set_viewport_size({"width": 1440, "height": 1000})
     return page.evaluate("document.querySelector('article').scrollHeight") / 1000
 
 

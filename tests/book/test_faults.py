@@ -15,7 +15,6 @@ from bookkit.mistakes import read_faults, wanted
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = read_chapters(ROOT)
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
-SAMPLE = {"C_where_the_norm_belongs"}  # what is tried even where nothing has changed
 
 
 @each_chapter
@@ -31,11 +30,16 @@ def test_each_equation_and_exercise_has_mistakes(chapter):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mistakes are planted in forks")
-@each_chapter
-def test_mistakes_are_caught(chapter, request):
-    thorough = request.config.getoption("--thorough")
-    if not thorough and chapter.name not in SAMPLE | request.config.changed:
-        pytest.skip("unchanged; --thorough tries every chapter")
+@pytest.mark.costly(
+    "mistakes/{chapter.name}",
+    "tools/bookkit/faults.py",
+    "book/{chapter.name}.ipynb#code",
+    "book/faults/{chapter.name}.toml",
+)
+@pytest.mark.parametrize(
+    "chapter", [c for c in CHAPTERS if read_faults(ROOT, c)], ids=lambda c: c.name
+)
+def test_mistakes_are_caught(chapter):
     done = plant(ROOT, chapter.name)
     assert done.returncode == 0, done.stdout
 

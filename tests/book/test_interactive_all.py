@@ -15,7 +15,7 @@ each_figure = pytest.mark.parametrize("name", FIGURES)
 def only_some(name, pytestconfig):
     """What has changed and one more; with `--thorough` every figure."""
     tried = {FIGURES[0], *pytestconfig.changed}
-    thorough = pytestconfig.getoption("--thorough") or "touch" in tried
+    thorough = pytestconfig.getoption("--everything") or "touch" in tried
     if name not in tried and not thorough:
         pytest.skip("unchanged; --thorough tries every figure")
 

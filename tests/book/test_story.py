@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from bookkit.chapters import read_chapters
-from site_browser import SCREENS, screens
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE, LONGEST = 0.15, 40  # of the open code; lines
@@ -73,22 +72,6 @@ def page(browser):
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     yield page
     page.close()
-
-
-@each_chapter
-def test_a_chapter_is_short_and_its_marks_lead_to_checks(chapter, site, page, pytestconfig):
-    tried = {CHAPTERS[0].name, *pytestconfig.changed}
-    if chapter.name not in tried and not pytestconfig.getoption("--thorough"):
-        pytest.skip("unchanged; --thorough tries every chapter")
-    assert screens(page, site / f"{chapter.name}.html") <= SCREENS
-    marks = page.eval_on_selector_all(
-        ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
-    )
-    assert len(marks) == len(chapter.equations)
-    for place in sorted({place for place in marks if place.startswith("#")}):
-        page.evaluate("place => { location.hash = place; }", place)
-        code = page.locator(f"[id='{place[1:]}'] pre").first
-        code.wait_for(state="visible", timeout=5000)
 
 
 ONLY_FOLDED = """() => {

@@ -94,7 +94,7 @@ def run(*command):
 @pytest.fixture(scope="module")
 def capability(pytestconfig):
     """The one that is compiled for; with `--thorough` all of them, which is 0."""
-    return 0 if pytestconfig.getoption("--thorough") else 90
+    return 0 if pytestconfig.getoption("--everything") else 90
 
 
 def compiled(which, capability):

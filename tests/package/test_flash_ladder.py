@@ -49,7 +49,7 @@ def test_the_record_has_these_steps():
 def test_the_record_is_what_is_compiled(request):
     import triton
 
-    if not request.config.getoption("--thorough"):
+    if not request.config.getoption("--everything"):
         pytest.skip("--thorough compiles a step")
     if triton.__version__ != RECORD["triton"]:
         pytest.skip(f"recorded with triton {RECORD['triton']}")

@@ -548,7 +548,7 @@ def test_what_holds_no_kernel_is_checked(pytestconfig, example):
 
     Of the examples that are tried, the first one checks.
     """
-    if example == 2 and not pytestconfig.getoption("--thorough"):
+    if example == 2 and not pytestconfig.getoption("--everything"):
         choose_setting("forward", 64.0, torch.float16, 90)
         return
     with pytest.raises(TypeCheckError):

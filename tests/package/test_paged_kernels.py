@@ -184,7 +184,7 @@ def problems(row):
 
 def test_compiled_for_gpus_that_are_not_here(pytestconfig):
     """In a process that does not interpret; with `--thorough` for all of them."""
-    thorough = pytestconfig.getoption("--thorough")
+    thorough = pytestconfig.getoption("--everything")
     if not thorough and not {"flash_triton", "paged_kernels"} & pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

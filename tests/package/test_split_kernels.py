@@ -47,7 +47,7 @@ def compiled(*options):
 @pytest.fixture(scope="module")
 def capability(pytestconfig):
     """The one that is compiled for; with `--thorough` all of them, which is 0."""
-    if pytestconfig.getoption("--thorough"):
+    if pytestconfig.getoption("--everything"):
         return 0
     if not {"flash_triton", "split_kernels"} & pytestconfig.changed:
         pytest.skip("unchanged; --thorough compiles them")
@@ -74,7 +74,7 @@ def test_what_the_record_has_fits():
 @pytest.mark.parametrize("of", [80, 86, 90, 100])
 def test_every_variant_fits(of, pytestconfig):
     """Every dtype, width and kind of mask, one query and many."""
-    if not pytestconfig.getoption("--thorough"):
+    if not pytestconfig.getoption("--everything"):
         pytest.skip("--thorough compiles them")
     rows = compiled("--all", "--json", str(of))
     split = [row for row in rows if row["kernel"] == "split"]

@@ -1,14 +1,11 @@
-"""The site for everyone: axe finds nothing serious, and the keyboard is enough.
-
-axe sees the home page, light and wide, dark and narrow; with `--thorough` it sees every
-page in all four ways, which takes minutes.
-"""
+"""The site for everyone: axe finds nothing serious, and the keyboard is enough."""
 
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from frame import FRAME, source_of
 from site_browser import serve
 from test_site import CHAPTERS, PAGES
 
@@ -24,14 +21,6 @@ LIVE = [
 EMPTY = """() => document.querySelectorAll("mjx-container > svg").forEach(
   (drawing) => drawing.replaceChildren())"""
 SETTLED = "() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
-
-
-def pytest_generate_tests(metafunc):
-    if "audited" in metafunc.fixturenames:
-        everything = metafunc.config.getoption("--thorough")
-        metafunc.parametrize(
-            "audited", [*PAGES, "404", "search"] if everything else ["intro"]
-        )
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +46,12 @@ def visit(address, browser):
         context.close()
 
 
-def test_axe_finds_nothing_serious(visit, audited, pytestconfig):
-    page, found = visit(audited), []
+@pytest.mark.costly("axe/{page}", *FRAME, source_of)
+@pytest.mark.parametrize("page", [*PAGES, "404", "search"])
+def test_axe_finds_nothing_serious(visit, page):
+    page, found = visit(page), []
     page.evaluate(EMPTY)
-    ways = [("light", 1440), ("dark", 360)]
-    if pytestconfig.getoption("--thorough"):
-        ways += [("light", 360), ("dark", 1440)]
+    ways = [("light", 1440), ("dark", 360), ("light", 360), ("dark", 1440)]
     for theme, width in ways:
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 900})
@@ -178,13 +167,11 @@ STATE = """figure => figure.innerHTML
 KEYS = {"button": ["Enter"], "checkbox": ["Space"]}  # any other answers to an arrow
 
 
-@pytest.mark.parametrize("chapter", LIVE)
-def test_interactive_figures(visit, chapter, pytestconfig):
+@pytest.mark.costly("keys/{page}", *FRAME, source_of)
+@pytest.mark.parametrize("page", LIVE)
+def test_interactive_figures(visit, page):
     """Tab reaches every control in turn and leaves again; each one answers to a key."""
-    tried = {LIVE[0], *pytestconfig.changed}
-    if chapter not in tried and not pytestconfig.getoption("--thorough"):
-        pytest.skip("unchanged; --thorough tries every figure")
-    page, silent = visit(chapter), set()
+    page, silent = visit(page), set()
     figure = page.locator("figure.interactive")
     figure.evaluate("f => { f.parentElement.tabIndex = -1; f.parentElement.focus(); }")
     controls = figure.locator(CONTROLS).locator("visible=true")

@@ -20,9 +20,10 @@ import yaml
 from bs4 import BeautifulSoup
 
 import attnlib
-from bookkit.grammar import CAPTION, CHAPTER
+from bookkit.grammar import CAPTION, CHAPTER, EQUATION
 from build_book import is_current, sources
-from site_browser import serve
+from frame import FRAME, source_of
+from site_browser import SCREENS, screens, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (1440, 360)
@@ -343,6 +344,26 @@ def check_solutions_open(reader: Reader, chapter: str) -> None:
         assert summary.inner_text().strip() == "Hide solution"
 
 
+def check_length_and_marks(reader: Reader, chapter: str) -> None:
+    """On a wide screen; each mark at an equation opens the cell that checks it."""
+    page = reader.page
+    assert screens(page) <= SCREENS, "of 1440 × 1000"
+    places = page.eval_on_selector_all(
+        ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
+    )
+    assert len(places) == sum(bool(match[2]) for match in EQUATION.finditer(text(chapter)))
+    for place in sorted({place for place in places if place.startswith("#")}):
+        page.evaluate("place => { location.hash = place; }", place)
+        code = page.locator(f"[id='{place[1:]}'] pre").first
+        code.wait_for(state="visible", timeout=5000)
+
+
+def text(chapter: str) -> str:
+    notebook = json.loads((ROOT / "book" / f"{chapter}.ipynb").read_text("utf-8"))
+    cells = notebook["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
 def check_weight(reader: Reader, site: Path) -> None:
     paths = reader.page.evaluate(LOADED)
     images = reader.page.locator("img[src$='.png']").count()
@@ -394,29 +415,14 @@ def test_a_site_is_built_again_when_a_file_comes_changes_or_goes(tmp_path):
     assert not current()
 
 
-def pytest_generate_tests(metafunc) -> None:
-    """What has changed and some more; with `--thorough` every page, in all four ways."""
-    if metafunc.function is test_page:
-        served = files = [*PAGES, "search", "404"]
-        if not metafunc.config.getoption("--thorough"):
-            files = ["intro", CHAPTERS[0], "search"]
-            sample = {*files, "api", "api_heads", "404"}
-            sample |= metafunc.config.changed
-            served = [page for page in served if page in sample]
-        pairs = [("served", page) for page in served]
-        pairs += [("file", page) for page in files]
-        metafunc.parametrize(("origin", "page"), pairs)
-
-
-def test_page(
-    readers: dict[str, Reader], site: Path, pytestconfig, origin: str, page: str
-) -> None:
+@pytest.mark.costly("page/{page}", *FRAME, source_of)
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("page", [*PAGES, "search", "404"])
+def test_page(readers: dict[str, Reader], site: Path, origin: str, page: str) -> None:
     reader = readers[origin]
-    ways = [("light", 1440), ("dark", 360)]
+    ways = [("light", 1440), ("dark", 360), ("light", 360), ("dark", 1440)]
     if origin == "file":  # where only loading could differ
-        ways = ways[1:]
-    elif pytestconfig.getoption("--thorough"):
-        ways += [("light", 360), ("dark", 1440)]
+        ways = ways[1:2]
     reader.page.emulate_media(color_scheme=ways[0][0])
     reader.open(f"{page}.html", ways[0][1])
     for theme, width in ways:  # the second one comes while the page is being read
@@ -428,6 +434,7 @@ def test_page(
     if page in CHAPTERS and origin == "served":  # while it is open
         if page[0].isdigit():  # an appendix asks nothing
             check_solutions_open(reader, page)
+            check_length_and_marks(reader, page)
         check_weight(reader, site)
 
 

@@ -91,16 +91,15 @@ def test_a_debt_is_a_line(root, said, change, lines):
 
 
 def test_the_screens_that_are_left(root, said, monkeypatch):
-    site = root / "_build" / "html"
-    opened = SimpleNamespace(new_page=lambda viewport: viewport)
+    site, opened = root / "_build" / "html", []
+    page = SimpleNamespace(goto=opened.append, evaluate=lambda script: None)
+    browser = SimpleNamespace(new_page=lambda: page)
     monkeypatch.setattr(owed, "find_chromium", lambda: "chromium")
-    monkeypatch.setattr(owed, "launched", lambda: nullcontext(opened))
-    monkeypatch.setattr(
-        owed, "is_current", lambda *given: given == (site / ".sources", root)
-    )
-    long = {site / "01_first.html": 26.25}
-    monkeypatch.setattr(owed, "screens", lambda page, path: long[path])
-    assert said() == ["book/01_first.ipynb: -1.2 of 25 screens are left"]
+    monkeypatch.setattr(owed, "launched", lambda: nullcontext(browser))
+    monkeypatch.setattr(owed, "is_current", lambda *of: of == (site / ".sources", root))
+    monkeypatch.setattr(owed, "screens", lambda page: 23.25)
+    assert said() == ["book/01_first.ipynb: 1.8 of 25 screens are left"]
+    assert opened == [(site / "01_first.html").as_uri()]
     monkeypatch.setattr(owed, "find_chromium", lambda: None)
     assert said() == [BUILD]
 

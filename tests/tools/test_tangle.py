@@ -225,7 +225,8 @@ def test_exit_status_on_the_command_line(root):
     assert "cell c1: two is neither" in failed.stderr and "Traceback" not in failed.stderr
 
 
-SHARED = {"CHAPTER", "LABEL", "Cell", "Equation", "checks_of", "with_numbers"}
+SHARED = {"CHAPTER", "LABEL", "Cell", "Equation"}
+SHARED |= {"checks_of", "only_python", "with_numbers"}
 
 
 def test_a_cell_is_taken_apart_in_one_place():

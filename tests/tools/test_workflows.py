@@ -77,7 +77,7 @@ def test_a_misspelled_key_is_found(tmp_path):
 def test_actions_are_pinned_to_one_commit_with_its_version():
     used: dict[str, set[str]] = {}
     for file, text in TEXTS.items():
-        for line in re.findall(r"uses: (.*)", text):
+        for line in re.findall(r"uses: ([^$].*)", text):  # not $/, which is here
             pinned = re.fullmatch(r"([\w/-]+)@([0-9a-f]{40}) # v\d+\.\d+\.\d+", line)
             assert pinned, f"{file}: {line}: expected owner/name@commit # vX.Y.Z"
             used.setdefault(pinned[1], set()).add(line)
@@ -85,7 +85,8 @@ def test_actions_are_pinned_to_one_commit_with_its_version():
 
 
 def test_jobs_end_and_only_those_that_publish_may_write():
-    assert all("timeout-minutes" in job for job in JOBS.values())
+    own = [job for job in JOBS.values() if "uses" not in job]
+    assert own and all("timeout-minutes" in job for job in own)
     rights = {name: job["permissions"] for name, job in JOBS.items()}
     more = {name: given for name, given in rights.items() if given != {"contents": "read"}}
     assert more == {
@@ -96,12 +97,3 @@ def test_jobs_end_and_only_those_that_publish_may_write():
     }
     for name in more:  # what may write runs nothing of the repository
         assert "checkout" not in str(JOBS[name]["steps"]), name
-
-
-@pytest.mark.thorough
-def test_what_has_not_begun_in_time_is_skipped():
-    """By `--minutes`, which keeps .ci/run within its time."""
-    command = [sys.executable, "-m", "pytest", "-q", "tests/package/test_bounds.py"]
-    done = subprocess.run([*command, "--minutes", "0"], cwd=ROOT, capture_output=True)
-    assert b"no time left" in done.stdout and b" passed" not in done.stdout
-    assert done.returncode == 0, done.stdout

@@ -1,0 +1,240 @@
+"""What a proof depends on, and that none is forgotten: in a repository of its own."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+
+from bookkit.proofs import Proofs, read_record
+from tiny_book import ROOT, write
+
+WORKFLOW = ROOT / ".github" / "workflows" / "proof.yml"
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A package of three modules, a program, a chapter."""
+    files = {
+        "requirements.txt": "torch==2.13.0\n",
+        "attnlib/__init__.py": "from attnlib.one import one\nfrom attnlib.two import two\n",
+        "attnlib/one.py": "from attnlib.base import base\n\ndef one():\n    return base\n",
+        "attnlib/two.py": "def two():\n    return 2\n",
+        "attnlib/base.py": "base = 1\n",
+        "tools/kit/show.py": "import attnlib.two\n",
+        "book/_static/data.json": "{}\n",
+        "book/faults.toml": "a = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    chapter(tmp_path)
+    return tmp_path
+
+
+CODE = (
+    '# checks eq-a\nfrom attnlib import one\n\nassert one() and open("_static/data.json")'
+)
+
+
+def chapter(root, code=CODE, text="Words.\n<!-- eq-a | here | attnlib.one -->", out="1"):
+    output = new_output("stream", name="stdout", text=out)
+    cell = new_code_cell(code, outputs=[output])
+    write(root / "book" / "01_one.ipynb", cell, new_markdown_cell(text))
+
+
+def keys(root):
+    """Of the chapter as a whole, of its run, of its code, and of a program."""
+    proofs = Proofs(root)
+    parts = ("book/01_one.ipynb", "book/01_one.ipynb#run", "book/01_one.ipynb#code")
+    made = [proofs.key([part]) for part in (*parts, "tools/kit/show.py")]
+    return dict(zip(("whole", "run", "code", "program"), made, strict=True))
+
+
+EDITS = {
+    "nothing": (("attnlib/one.py", "one", "one"), ""),
+    "a module that it imports": (("attnlib/one.py", "return base", "return 2"), "wrc"),
+    "what that one imports": (("attnlib/base.py", "1", "2"), "wrc"),
+    "a module of another name": (("attnlib/two.py", "2", "3"), "p"),
+    "a comment": (("attnlib/one.py", "return base", "return base  # why"), ""),
+    "a docstring": (("attnlib/one.py", "    return", '    """Why."""\n    return'), ""),
+    "where a name comes from": (
+        ("attnlib/__init__.py", "attnlib.one import one", "attnlib.two import one"),
+        "wrc",
+    ),
+    "the pins": (("requirements.txt", "2.13", "2.14"), "wrcp"),
+    "a file that it reads": (("book/_static/data.json", "{}", "[]"), "wrc"),
+    "a file that nobody reads": (("book/faults.toml", "1", "2"), ""),
+    "a new file": (("attnlib/three.py", "", "x = 1"), ""),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_changes_the_keys_of_what_depends_on_it(house, edit):
+    (name, old, new), changed = EDITS[edit]
+    before, path = keys(house), house / name
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    after = keys(house)
+    assert {kind[0] for kind in after if after[kind] != before[kind]} == {*changed}
+
+
+CHAPTERS = {
+    "code": ({"code": CODE.replace("assert", "x = 1\nassert")}, "wrc"),
+    "a label": ({"code": CODE.replace("eq-a", "eq-b")}, "wrc"),
+    "an equation's code": ({"text": "Words.\n<!-- eq-a | here | attnlib.two -->"}, "wrc"),
+    "words": ({"text": "Others.\n<!-- eq-a | here | attnlib.one -->"}, "w"),
+    "an output": ({"out": "2"}, "wr"),
+}
+
+
+@pytest.mark.parametrize("edit", CHAPTERS)
+def test_a_part_of_a_chapter_counts_for_what_it_does(house, edit):
+    given, changed = CHAPTERS[edit]
+    before = keys(house)
+    chapter(house, **given)
+    after = keys(house)
+    assert {kind[0] for kind in after if after[kind] != before[kind]} == {*changed}
+
+
+def test_what_is_not_there_is_refused(house):
+    with pytest.raises(FileNotFoundError, match=r"depends on book/faults/02\.toml"):
+        Proofs(house).key(["book/faults/02.toml"])
+
+
+# ── which tests run ──────────────────────────────────────────────────────────────────
+
+TESTS = """
+import pytest
+
+SUBJECTS = [f"{n:02}" for n in range(40)]
+
+
+@pytest.mark.costly("number/{n}", "data/{n}.txt")
+@pytest.mark.parametrize("n", SUBJECTS)
+def test_number(n):
+    assert open(f"data/{n}.txt").read() == "good"
+
+
+@pytest.mark.costly("number/{n}", "data/{n}.txt")
+@pytest.mark.parametrize("n", SUBJECTS[:2])
+def test_second(n):
+    assert open("second").read() == "good"
+
+
+def test_quick():
+    if open("second").read() == "none":
+        pytest.skip("no such thing here")
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Forty proofs, the first two of two tests each, and a quick test."""
+    for name in ("tests/costly.py", "tools/bookkit/proofs.py", "tools/bookkit/grammar.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    (tmp_path / "data").mkdir()
+    for n in range(40):
+        (tmp_path / "data" / f"{n:02}.txt").write_text("good")
+    (tmp_path / "second").write_text("good")
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["costly"]\n')
+    (tmp_path / "tests" / "test_numbers.py").write_text(TESTS)
+    settings = '[tool.pytest.ini_options]\ntestpaths = ["tests"]\npythonpath = ["tools"]\n'
+    (tmp_path / "pyproject.toml").write_text(settings)
+    return tmp_path
+
+
+def ran(suite, *options):
+    """The tests that ran, each with what became of it."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:nbval", *options]
+    done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
+    return dict(re.findall(r"(test_\w+(?:\[\w+\])?) (PASSED|FAILED)", done.stdout))
+
+
+def test_what_was_proven_runs_no_more_but_for_a_few(suite):
+    assert len(ran(suite)) == 43  # nothing is on record
+    assert "test_quick" not in ran(suite, "--prove") and len(read_record(suite)) == 40
+    again = ran(suite)
+    assert "test_quick" in again and 1 <= len(again) <= 8
+    assert len(ran(suite, "--everything")) == 43
+    assert {*ran(suite, "--subjects", "number/0[34]")} == {
+        *("test_number[03]", "test_number[04]", "test_quick"),
+    }
+
+
+def test_what_has_changed_runs_and_is_not_proven_until_it_passes(suite):
+    ran(suite, "--prove")
+    (suite / "data" / "07.txt").write_text("bad")
+    assert ran(suite)["test_number[07]"] == "FAILED"
+    assert ran(suite, "--prove") == {"test_number[07]": "FAILED"}
+    assert "number/07" not in read_record(suite)
+    (suite / "data" / "07.txt").write_text("good ")
+    assert ran(suite, "--prove") == {"test_number[07]": "FAILED"}
+    (suite / "data" / "07.txt").write_text("good")
+    assert ran(suite, "--prove") == {"test_number[07]": "PASSED"}
+    assert len(read_record(suite)) == 40
+
+
+def test_a_proof_of_two_tests_wants_both(suite):
+    """Also of those that an option leaves out."""
+    (suite / "second").write_text("bad")
+    assert ran(suite, "--prove")["test_second[01]"] == "FAILED"
+    assert len(read_record(suite)) == 38
+    ran(suite, "--prove", "-k", "test_number")
+    assert len(read_record(suite)) == 38
+    command = [sys.executable, "-m", "pytest", "-p", "no:nbval", "--prove", "tests"]
+    done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
+    assert "--prove takes no files" in done.stderr
+
+
+def test_a_record_that_is_wrong_is_forgotten(suite):
+    """By `--prove --everything`, where one fails; and of proofs that are no more."""
+    ran(suite, "--prove")
+    path = suite / "tests" / "proofs.json"
+    path.write_text(json.dumps(read_record(suite) | {"number/99": "gone"}))
+    (suite / "second").write_text("bad")
+    ran(suite, "--prove", "--everything")
+    assert read_record(suite).keys() == {f"number/{n:02}" for n in range(2, 40)}
+
+
+def test_side_by_side_it_is_the_same(suite):
+    side = ("-n", "2", "--dist", "loadscope")
+    assert len(ran(suite, *side, "--prove")) == 0  # the lines of workers are others
+    assert len(read_record(suite)) == 40
+    (suite / "data" / "30.txt").write_text("bad")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", *side]
+    done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
+    assert "FAILED tests/test_numbers.py::test_number[30]" in done.stdout
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_what_is_skipped_in_ci_has_to_be_known(suite, monkeypatch, ci):
+    """Of all tests, that is: what is skipped every night runs nowhere."""
+    monkeypatch.setenv("CI", ci)
+    (suite / "second").write_text("none")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", "-k", "quick"]
+    for options, code in (([], 0), (["--everything"], 1 if ci else 0)):
+        done = subprocess.run([*command, *options], cwd=suite, capture_output=True)
+        assert done.returncode == code, done.stdout
+    assert (b"runs nowhere: Skipped: no such thing here" in done.stdout) is bool(ci)
+
+
+def test_the_nightly_run_leaves_nothing_out(suite):
+    """Its shards are all of them, and each proof is in one."""
+    jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+    (job,) = [job for job in jobs.values() if "strategy" in job]
+    shards = job["strategy"]["matrix"]["shard"]
+    assert shards == [*range(1, len(shards) + 1)]
+    (step,) = [step for step in job["steps"] if "make test" in step.get("run", "")]
+    assert step["run"] == 'make test PYTEST="--everything --shard $SHARD"'
+    assert step["env"] == {"SHARD": f"${{{{ matrix.shard }}}}/{len(shards)}"}
+    options = [("--everything", "--shard", f"{n}/{len(shards)}") for n in shards]
+    parts = [{*ran(suite, *option)} for option in options]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 43
