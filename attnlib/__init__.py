@@ -55,7 +55,6 @@ from attnlib.self_attention import SelfAttention
 from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
 
 __version__ = "0.1.0"
-check_inputs = refuse_bad_inputs  # what it was called before
 
 __all__ = [
     # Chapter 1: scaled dot-product attention

@@ -6,7 +6,7 @@ Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,9 +25,21 @@ class BaseAttention(nn.Module, ABC):
     A subclass whose `forward` has an argument `need_weights` may leave them out, and then
     be faster, where it gets False; others are never given it.
 
+    `neutral` names the options that change the numbers, each with the value that changes
+    nothing. Models that have been trained look them up on the instance, and refuse other
+    values than theirs. A subclass with one more adds it, and one that declares nothing is
+    asked for these: `neutral = BaseAttention.neutral | {"slope": 0.0}`.
+
     Source: chapter 1; the contract, appendix A.
     """
 
+    neutral: ClassVar[dict[str, Any]] = {
+        "causal": False,
+        "window": None,
+        "scale": None,
+        "dropout": 0.0,
+        "softcap": None,
+    }
     causal: bool = False
     window: int | None = None
     takes_need_weights: bool = False

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlib.checks import changed_options
+
 
 def require_library(name: str) -> ModuleType:
     """Returns a library that the package does without until a model is loaded.
@@ -453,30 +455,31 @@ def refuse_another_head(tensors: Tensors, tokens: str) -> None:
             raise ValueError(f"{head}: expected the numbers of {tokens}, got others")
 
 
-def refuse_other_heads(attention: Any, window: int | None = None) -> None:
+def refuse_other_heads(heads: nn.Module, window: int | None = None) -> None:
     """Refuses heads with which a trained model would compute something else.
 
     Args:
-        attention: `None`, a class, an attention, or a list with one for each head.
+        heads: one attention for all heads, or an `nn.ModuleList` with one for each.
         window: how many tokens a query of the model sees; `None` means all.
 
     Raises:
-        ValueError: a head has parameters, of which the files know nothing, or another
-            window.
+        ValueError: a head has parameters, of which the files know nothing, or an option
+            that changes the numbers and is another than the model's. Its dropout, which
+            acts in training only, may be.
 
     Source: chapter 20.
     """
-    several = isinstance(attention, list | tuple | nn.ModuleList)
-    for head in attention if several else [attention]:
-        if not isinstance(head, nn.Module):
-            continue
+    theirs = {"causal": True, "window": window}
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
         if any(True for _ in head.parameters()):
             raise ValueError(
                 "attention: expected one without parameters, since the files have none "
                 f"for it, got {type(head).__name__}"
             )
-        if (got := getattr(head, "window", None)) != window:
-            raise ValueError(f"attention: expected window={window}, got {got}")
+        for name, neutral, got in changed_options(head):
+            wanted = theirs.get(name, neutral)
+            if name != "dropout" and got != wanted:
+                raise ValueError(f"attention: expected {name}={wanted}, got {got}")
 
 
 class Progress:

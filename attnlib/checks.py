@@ -4,9 +4,9 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from numbers import Real
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -465,6 +465,29 @@ def require_causal(heads: nn.Module) -> None:
                 "attention: expected causal=True, since a language model must not see "
                 f"later tokens, got {head!r}"
             )
+
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def changed_options(attention: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The options by which an attention, or a part of it, changes the numbers.
+
+    Args:
+        attention: a `BaseAttention`, whose `neutral` names its options of that kind.
+
+    Returns:
+        Of each that is set: its name, the value that changes nothing, and what it is.
+
+    Source: the contract, appendix A.
+    """
+    for part in attention.modules():
+        if isinstance(part, DROPOUTS) and part.p:
+            yield "dropout", 0.0, part.p
+        for name, neutral in (attention.neutral | getattr(part, "neutral", {})).items():
+            got = getattr(part, name, None)
+            if got is not None and got != neutral:
+                yield name, neutral, got
 
 
 def require_ids(ids: Tensor, context_length: int) -> None:

@@ -150,8 +150,8 @@ class GPT2(LanguageModel):
 
         Args:
             folder: where the files are.
-            attention: what a head is, as for `LanguageModel`, without parameters or a
-                window, with which the model was not trained.
+            attention: what a head is, as for `LanguageModel`, without parameters and
+                without options that change the numbers, see `BaseAttention.neutral`.
             dtype, device, report: as for `load_into`.
 
         Raises:
@@ -162,10 +162,10 @@ class GPT2(LanguageModel):
                 shape or type. It is named, and no memory was taken.
         """
         options = options_of(read_config(folder))
-        refuse_other_heads(attention)
         tensors = read_tensors(folder)
         with torch.device("meta"):  # shapes without memory
             model = cls(**options, attention=attention)
+        refuse_other_heads(model.blocks[0].attention.attention)
         prefix = "transformer." if "transformer.wte.weight" in tensors else ""
         refuse_another_head(tensors, prefix + "wte.weight")
         ignored = {"lm_head.weight"}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlib.base import BaseAttention
+from attnlib.checks import changed_options
 from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
 from attnlib.multi_head import attend_shared, repeat_heads
@@ -26,8 +27,6 @@ HARMLESS = frozenset({
     *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
     *("num_items_in_batch", "logits_to_keep"),
 })  # fmt: skip
-
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 def scaled_query(
@@ -240,7 +239,8 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
     Raises:
         TypeError: name is no text, or attention no object of a `BaseAttention`.
         ValueError: a name that is taken, or that `transformers` reads in its own way; an
-            attention with parameters, or with a mask, a scale or dropout of its own.
+            attention with parameters that learn, or with an option that changes the
+            numbers, see `BaseAttention.neutral`.
 
     Source: chapter 22.
     """
@@ -267,16 +267,11 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
             f"attention: expected parameters that are frozen, by requires_grad_(False), "
             f"since the model would neither save nor train those of {kind}"
         )
-    for part in attention.modules():
-        for own in ("causal", "window", "scale", "dropout"):
-            got = getattr(part, own, None)
-            if own == "dropout" and isinstance(part, DROPOUTS):
-                got = part.p
-            if got is not None and got is not False and got != 0:
-                raise ValueError(
-                    f"attention: expected {kind} without {own}, which the model says at "
-                    f"every call, got {own}={got}"
-                )
+    for own, _, got in changed_options(attention):
+        raise ValueError(
+            f"attention: expected {kind} without {own}, since the model says at every call "
+            f"what changes its numbers, got {own}={got}"
+        )
 
 
 def mask_for_model(theirs: Callable[..., Tensor | None], **options: Any) -> Tensor | None:

@@ -240,7 +240,6 @@ class Llama(LanguageModel):
         self.positions = RotaryPositions(d_k) if rotary is None else rotary
         if attention is None:
             attention = ScaledDotProductAttention(dropout, causal=True, window=window)
-        require_same_window(attention, window)
         options = {"eps": eps, "ffn_bias": ffn_bias, "bias": qkv_bias, "d_k": d_k}
         options |= {"out_bias": out_bias, "head_norm": eps if head_norm else None}
         options |= {"rotary": self.positions, "num_kv_heads": num_kv_heads}
@@ -251,6 +250,7 @@ class Llama(LanguageModel):
             for _ in range(num_layers)
         )
         require_causal(self.blocks[0].attention.attention)
+        require_same_window(self.blocks[0].attention.attention, window)
         self.norm = RMSNorm(embed_dim, eps)
         self.head = None if tied else Projection(embed_dim, vocab_size, bias=False)
 
@@ -281,7 +281,8 @@ class Llama(LanguageModel):
             folder: where the files are.
             dtype: of the model; `None` means that of the files.
             device: where it goes; `None` means the CPU.
-            attention: as for `Llama`, without parameters.
+            attention: as for `Llama`, without parameters and without other options that
+                change the numbers, see `BaseAttention.neutral`.
             report: told after each tensor, see `load_into`.
 
         Raises:
@@ -290,10 +291,10 @@ class Llama(LanguageModel):
                 that is not supported; a tensor is missing, in surplus, or does not fit.
         """
         arguments = llama_arguments(read_config(folder))
-        refuse_other_heads(attention, arguments["window"])
         tensors = read_tensors(folder)
         with torch.device("meta"):  # shapes without memory
             model = cls(**arguments, attention=attention)
+        refuse_other_heads(model.blocks[0].attention.attention, arguments["window"])
         names = llama_names(model)
         if model.head is None:
             refuse_another_head(tensors, "model.embed_tokens.weight")
@@ -304,7 +305,7 @@ class Llama(LanguageModel):
         return model.eval()
 
 
-def require_same_window(attention: AttentionLike, window: int | None) -> None:
+def require_same_window(heads: nn.Module, window: int | None) -> None:
     """Refuses heads that see another number of tokens than the model.
 
     Raises:
@@ -312,11 +313,9 @@ def require_same_window(attention: AttentionLike, window: int | None) -> None:
 
     Source: chapter 21.
     """
-    heads = attention if isinstance(attention, list | tuple) else [attention]
-    for head in heads:
-        has = getattr(head, "window", None)
-        if not isinstance(head, type) and has != window:
-            raise ValueError(f"attention: expected window={window}, got {has}")
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        if head.window != window:
+            raise ValueError(f"attention: expected window={window}, got {head.window}")
 
 
 # Our parts, and what they are called in the files.

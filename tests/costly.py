@@ -9,10 +9,10 @@ among them is called with the parameters by name and gives text. Each notebook i
 
 A test runs if the key of its proof is not in `tests/proofs.json`, see
 `tools/bookkit/proofs.py`, or if its proof is among those drawn by the keys of all, one of
-twenty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth of them, and
-in CI fails for a test that is skipped and would run nowhere;
-`--prove` runs only what is not in the record, and writes there what passes;
-`--subjects "notebook/*"` runs these proofs and no others.
+twenty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth of them; in
+CI it fails for a test that is skipped, which would run nowhere. `--prove` runs only what is
+not in the record, and writes there what passes; `--subjects "notebook/*"` runs these proofs
+and no others.
 """
 
 from __future__ import annotations

@@ -1,24 +1,19 @@
 """Every figure to touch, in a real browser: what all of them keep to."""
 
 import re
-from pathlib import Path
 
+import numpy as np
 import pytest
 
-STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
+from touch import NUMBER, ROOT, costly, numbers
+
+STATIC = ROOT / "book" / "_static"
 FILES = {path.stem: path.read_text(encoding="utf-8") for path in STATIC.glob("*.html")}
 FIGURES = sorted(name for name, text in FILES.items() if "<figure" in text)
-each_figure = pytest.mark.parametrize("name", FIGURES)
-
-
-@pytest.fixture(autouse=True)
-def only_some(name, pytestconfig):
-    """What has changed and one more; with `--thorough` every figure."""
-    tried = {FIGURES[0], *pytestconfig.changed}
-    thorough = pytestconfig.getoption("--everything") or "touch" in tried
-    if name not in tried and not thorough:
-        pytest.skip("unchanged; --thorough tries every figure")
-
+pytestmark = [
+    pytest.mark.parametrize("name", FIGURES),
+    costly("figure/{name}", "book/_static/book.css"),
+]
 
 # Texts, and where everything is drawn; of what only a script can move, nothing.
 PICTURE = """figure => {
@@ -71,32 +66,37 @@ PROBLEMS = """figure => {
         if (box(e).width < 44) found.push(`thin: ${e.ariaLabel}`);
     return found;
 }"""
-NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+NAMELESS = r"- (?:slider|button|checkbox|radio|img|group)(?: \[.*\])?(?::.*)?$"
 
 
 def near(one, two):
     """The same text, but for numbers that differ by rounding."""
     if NUMBER.sub("#", one) != NUMBER.sub("#", two):
         return False
-    pairs = zip(NUMBER.findall(one), NUMBER.findall(two), strict=True)
-    return all(abs(float(a) - float(b)) <= 0.051 for a, b in pairs)
+    return np.allclose(numbers(one), numbers(two), rtol=0, atol=0.051)
 
 
-@each_figure
-def test_the_script_changes_nothing_at_first(open_page, name):
+def test_at_first_the_script_changes_nothing_and_all_have_names(open_page, name):
     """So what the other tests say of a figure that lives holds without scripts, too."""
-    pages = open_page(name, scripts=False), open_page(name)
-    still, live = (page.locator("figure") for page in pages)
-    assert still.and_(pages[0].locator(".live")).count() == 0
-    assert live.and_(pages[1].locator(".live")).count() == 1
+    still, live = (
+        open_page(name, scripts=scripts).locator("figure") for scripts in (False, True)
+    )
+    lives = [figure.evaluate("e => e.matches('.live')") for figure in (still, live)]
+    assert lives == [False, True]
     assert still.locator(":is(button, input):enabled").locator("visible=true").count() == 0
     one, two = still.evaluate(PICTURE), live.evaluate(PICTURE)
     assert one["texts"] == two["texts"]
-    assert len(one["looks"]) == len(two["looks"])
     for first, second in zip(one["looks"], two["looks"], strict=True):
         assert near(first, second), (first, second)
     for key, value in one["data"].items():
         assert near(value, two["data"][key]), key
+
+    tree, own = live.aria_snapshot(), live.get_attribute("id")
+    assert re.findall(NAMELESS, tree, re.MULTILINE) == []
+    assert re.search(r"- (?:slider|button) ", tree)
+    assert live.locator("[aria-live=polite]").count() == 1
+    ids = live.locator("[id]").evaluate_all("all => all.map(e => e.id)")
+    assert all(found.startswith(f"{own}-") for found in ids)
 
 
 def used(figure, look):
@@ -104,32 +104,16 @@ def used(figure, look):
     return figure.evaluate(f"figure => {{ {USE} return use(figure, {look}); }}")
 
 
-@each_figure
 def test_it_fits_whatever_is_done_to_it(open_page, name):
     assert len(FILES[name].encode()) < 15_000
     page = open_page(name)
-    figure = page.locator("figure")
+    figure = page.locator("figure").element_handle()
     for width in (300, 360, 390, 560, 660, 760, 1440):
         page.set_viewport_size({"width": width, "height": 700})
         problems = [figure.evaluate(PROBLEMS), *used(figure, PROBLEMS)]
         assert not any(problems), f"{width} px: {problems}"
 
 
-@each_figure
-def test_it_has_names(open_page, name):
-    page = open_page(name)
-    figure = page.locator("figure")
-    own = figure.get_attribute("id")
-    tree = figure.aria_snapshot()
-    nameless = r"- (?:slider|button|checkbox|radio|img|group)(?: \[.*\])?(?::.*)?$"
-    assert re.findall(nameless, tree, re.MULTILINE) == []
-    assert re.search(r"- (?:slider|button) ", tree)
-    assert figure.locator("[aria-live=polite]").count() == 1
-    ids = figure.locator("[id]").evaluate_all("all => all.map(e => e.id)")
-    assert all(found.startswith(f"{own}-") for found in ids)
-
-
-@each_figure
 def test_two_copies_and_a_second_run(open_page, name):
     """Each copy is its own, and a script that runs again finds nothing left to do."""
     alone = open_page(name).locator("figure")

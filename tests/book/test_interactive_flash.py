@@ -1,39 +1,158 @@
-"""The tiles of flash attention, the figure to touch of chapter 14, in a browser."""
+"""The figures to touch of chapters 13 to 15 and appendix E, against the package."""
 
+import json
+import math
+
+import numpy as np
 import pytest
 import torch
 
-from touch import press
+from attnlib.flash_triton import choose_splits
+from touch import ROOT, boxes, close, numbers, tensor
 
-TILES = "#flash-tiles"
+# Chapter 13: a row that settles
+
+INF = torch.inf
+STEPS = (  # the words after each block
+    "Nothing is read yet: no maximum, an empty sum, no output.",
+    "Block 1 is the first with a key that counts: the state is that of the block.",
+    "Block 2 is masked: its m is −∞, its l is 0. Nothing changes.",
+    "Block 3 raises m by 1.20: all that was kept shrinks by the factor exp(−1.20) = 0.30.",
+    "Block 4 does not raise m: its own m is 1.90, so it enters with the factor "
+    "exp(−0.50) = 0.61.",
+)
 
 
-READ_TILES = """figure => {
-    const boxes = css => [...figure.querySelectorAll(".pic " + css)].flatMap(path =>
-        [...path.getAttribute("d").matchAll(/M(\\S+) (\\S+?)h(\\S+?)v(\\S+?)H/g)]
-            .map(found => found.slice(1).map(Number)));
-    const at = figure.querySelector(".at"), place = name => at[name].baseVal.value;
-    return {
-        ahead: boxes(".cell:not(.done, .now, .skip)"),
-        done: boxes(".done"), now: boxes(".now"),
-        skip: boxes(".skip"), hatch: boxes(".hatch"),
-        frame: getComputedStyle(at).visibility === "hidden" ? []
-            : [["x", "y", "width", "height"].map(place)],
-        hot: boxes(".hot"), full: boxes(".box"), hollow: boxes(".out"),
-        heads: [...figure.querySelectorAll(".pic text")].map(e => e.textContent),
-        rows: figure.querySelector("tbody").style.visibility === "hidden" ? []
-            : [...figure.querySelectorAll("tbody tr")]
-                .map(row => [...row.cells].map(c => c.textContent)),
-        count: figure.querySelector(".count").textContent,
-        say: figure.querySelector(".say").textContent,
-    };
-}"""
-SETTINGS = [  # backward, queries, causal: every pair of values of two of them
-    (False, 23, True),
-    (False, 18, False),
-    (True, 18, True),
-    (True, 23, False),
-]
+def states(scores, values):
+    """After each block, by torch: m, l, O and the log-sum-exp."""
+    rows = []
+    for keys in (0, 3, 6, 9, 12):
+        seen = torch.cat([scores[:keys], tensor([-INF])])
+        lse, top = torch.logsumexp(seen, dim=0), seen.max()
+        o = (torch.exp(scores[:keys] - lse) * values[:keys]).nan_to_num(0.0).sum()
+        rows.append([top, torch.exp(lse - top).nan_to_num(0.0), o, lse])
+    return tensor(rows)
+
+
+def assert_row(figure, step, order=(0, 1, 2, 3), masked=(1,)):
+    """The table, the picture and the numbers kept are those of torch's softmax."""
+    read = figure.read(
+        **{"cells": "tbody td", "seen": "tbody td@visible", "names": "tbody th"},
+        **{"labels": ".blk text", "band": ".band@x,width", "bars": ".key .s@y,height"},
+        **{"weights": ".key .e@y,height", "dots": ".key .v@cy,r", "outputs": ".blk .o@d"},
+        **{"crosses": ".key .c@visible", "levels": ".blk .m@d", "shown": ".blk .m@visible"},
+    )
+    order, masked = list(order), list(masked)
+    scores, values = tensor(read.scores), tensor(read.values)
+    scores[masked] = -INF
+    scores, values = scores[order].flatten(), values[order].flatten()
+    want = states(scores, values)
+    assert (read.order, read.step) == (order, step)
+    assert read.masked == [block in masked for block in range(4)]
+    close(read.trace, want[:, :3], 1e-9)
+    names = [f"block {block + 1}" for block in order]
+    assert read.names == ["start", *names] and read.labels == names
+    close(read.cells[: 4 * (step + 1)], want[: step + 1], 0.0051)
+    assert read.seen == [k <= step for k in range(5) for _ in range(4)]
+
+    forbidden = scores == -INF
+    height = scores.masked_fill(forbidden, 0.0)
+    tops = 96 - 22 * height.clamp(min=0)
+    close(read.bars, torch.stack([tops, 22 * height.abs()], dim=1), 0.051)
+    assert read.crosses == forbidden.tolist()
+    top, total, *_ = want[step]
+    weights = torch.exp(scores - top).nan_to_num(0.0)
+    weights[3 * step :] = 0.0
+    close(weights.sum(), total, 1e-9)
+    y, height = np.array(read.weights, float).T
+    close(height, 56 * weights, 0.051)
+    close(y + height, [206] * 12, 0.11)
+    sizes = 3 + 7 * (weights / total.clamp(min=1e-9)).sqrt()
+    close(read.dots, torch.stack([316 - 7.5 * values, sizes], dim=1), 0.051)
+    assert read.shown == [k < step and bool(want[k + 1, 0].isfinite()) for k in range(4)]
+    for k in range(step):
+        if read.shown[k]:
+            close(numbers(read.levels[k])[1], 96 - 22 * want[k + 1, 0], 0.051)
+        close(numbers(read.outputs[k])[1], 316 - 7.5 * want[k + 1, 2], 0.051)
+    assert numbers(read.band) == ([34 + 75 * (step - 1), 75] if step else [34, 0])
+    return read
+
+
+def test_row_step_by_step(open_figure):
+    figure = open_figure("online_softmax")
+    assert_row(figure, 4)
+    figure.press("start over")
+    for step, words in enumerate(STEPS):
+        assert assert_row(figure, step).say == words
+        figure.press("next block")
+    assert_row(figure, 0)  # past the end, it starts again
+    for step in (4, 3):
+        figure.press("back")
+        assert_row(figure, step)
+
+
+def test_row_in_any_order(open_figure):
+    figure, ends = open_figure("online_softmax"), []
+    for order in ((3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1), (0, 1, 2, 3)):
+        figure.press("other order")
+        ends.append(assert_row(figure, 4, order).cells[-4:])
+        figure.press("start over")
+        for step in range(1, 5):
+            figure.press("next block")
+            assert_row(figure, step, order)
+    assert all(end == ends[0] for end in ends)
+
+
+def test_row_with_other_masks_down_to_none(open_figure):
+    figure, masked = open_figure("online_softmax"), {1}
+    for block in (0, 1, 2, 1, 3):  # at the end, every block is masked
+        figure.root.get_by_role("checkbox", name=str(block + 1)).click()
+        masked ^= {block}
+        read = assert_row(figure, 4, masked=masked)
+    assert masked == {0, 1, 2, 3}
+    assert read.say == "Block 4 is masked: its m is −∞, its l is 0. Nothing changes."
+    assert read.cells[-4:] == ["−∞", "0.00", "0.00", "−∞"]
+    for step in range(4):
+        figure.press("next block")
+        assert_row(figure, step, masked=masked)
+
+
+def test_row_by_keyboard(open_figure):
+    figure = open_figure("online_softmax")
+    figure.keys("Tab", "Enter")  # start over
+    assert_row(figure, 0)
+    figure.keys("Tab", "Tab", "Space")  # next block
+    assert_row(figure, 1)
+    figure.keys("Tab", "Tab", "Space")  # mask the first
+    assert_row(figure, 1, masked=(0, 1))
+
+
+# Chapter 14: tiles
+
+SETTINGS = {  # backward, queries, causal: tiles with a key to see; every pair of values
+    (False, 23, True): 21,
+    (False, 18, False): 30,
+    (True, 18, True): 24,
+    (True, 23, False): 36,
+}
+# By pass: the strips above the tiles and left of them, each with its place and how thick
+# it is; those that fill up; the lines of the table.
+ABOVE = {"K": (20, 10), "V": (44, 10)}
+PASSES = {
+    False: (
+        ABOVE,
+        {"Q": (16, 18), "O": (44, 18), "m": (72, 10), "l": (91, 10)},
+        ("O", "m", "l"),
+        ("Q", "K", "V", "S", "m l", "O"),
+    ),
+    True: (
+        ABOVE | {"dK": (33, 7), "dV": (57, 7)},
+        {"Q": (15.5, 11), "dO": (35.5, 13), "lse": (58.5, 9), "D": (77.5, 9)}
+        | {"dQ": (92.5, 13)},
+        ("dK", "dV", "dQ"),
+        ("Q dO", "lse D", "K V", "P dS", "dQ", "dK dV"),
+    ),
+}
 
 
 def tiles_of(queries, causal, keys=23, size=4):
@@ -48,280 +167,317 @@ def tiles_of(queries, causal, keys=23, size=4):
     }
 
 
-def cell(tile, part):
-    """Where a tile is drawn: x, y, width, height."""
-    rows, cols = part.shape
-    return [113 + 40 * tile[1], 83 + 40 * tile[0], 10 * cols - 2, 10 * rows - 2]
-
-
-def strips(backward, tiles):
-    """Boxes as {name: [(block, x, y, width, height)]}, and what grows along i or j."""
+def strips(backward, tiles, path, step):
+    """What is full, what is empty, and what is held in this step."""
+    above, left, growing, _ = PASSES[backward]
     across = [part.shape[1] for (i, _), part in tiles.items() if i == 0]
     down = [part.shape[0] for (_, j), part in tiles.items() if j == 0]
-    tops = {"K": (20, 10), "V": (44, 10)} | (
-        {"dK": (33, 7), "dV": (57, 7)} if backward else {}
-    )
-    lefts = (
-        {
-            "Q": (15.5, 11),
-            "dO": (35.5, 13),
-            "lse": (58.5, 9),
-            "D": (77.5, 9),
-            "dQ": (92.5, 13),
-        }
-        if backward
-        else {"Q": (16, 18), "O": (44, 18), "m": (72, 10), "l": (91, 10)}
-    )
-    boxes = {
-        name: [(b, 114 + 40 * b, y, 10 * n - 4, h) for b, n in enumerate(across)]
-        for name, (y, h) in tops.items()
-    } | {
-        name: [(b, x, 84 + 40 * b, w, 10 * n - 4) for b, n in enumerate(down)]
-        for name, (x, w) in lefts.items()
-    }
-    grows = {"dK": 1, "dV": 1, "dQ": 0} if backward else {"O": 0, "m": 0, "l": 0}
-    return boxes, grows, lefts
+    drawn = {"full": [], "hollow": [], "hot": []}
+    for name, (at, thick) in (above | left).items():
+        along = int(name in above)
+        for block, n in enumerate(across if along else down):
+            place, long = 40 * block + 84, 10 * n - 4
+            x, y, w, h = at, place, thick, long
+            if along:
+                x, y, w, h = place + 30, at, long, thick
+            own = [tile[along] == block for tile in path]
+            share = sum(own[:step]) / sum(own) if name in growing else 1
+            held = step and own[step - 1]
+            for kind, part in (("full", share), ("hollow", float(share < 1))):
+                for there in (kind, "hot") if held else (kind,):
+                    drawn[there] += [[x, y, w * part, h]] * (part > 0)
+    return drawn
 
 
-def in_fast_memory(backward, rows, cols, d=8):
-    """The parts of the table, as {name: arrays of one step}."""
-    one, many, key = torch.empty(rows), torch.empty(rows, d), torch.empty(cols, d)
-    tile = torch.empty(rows, cols)
-    if not backward:
-        held = {"Q": many, "K": key, "V": key, "S": tile, "m": one, "l": one, "O": many}
-        return held, ("Q", "K", "V", "S", "m l", "O")
-    held = {"Q": many, "dO": many, "lse": one, "D": one, "K": key, "V": key}
-    held |= {"P": tile, "dS": tile, "dQ": many, "dK": key, "dV": key}
-    return held, ("Q dO", "lse D", "K V", "P dS", "dQ", "dK dV")
+def in_fast_memory(backward, tile, part, d=8):
+    """The table of what a step holds, line by line, and how many numbers it is."""
+    (i, j), (rows, cols) = tile, part.shape
+    cells, total = [], 0
+    for line in PASSES[backward][-1]:
+        names = line.split()
+        first = names[0]
+        of_keys, square = first in ("K", "V", "dK"), first in ("S", "P")
+        shape = [2] * (len(names) == 2) + [cols if of_keys else rows]
+        if first not in ("m", "lse"):
+            shape.append(cols if square else d)
+        mark = "" if square else chr(0x2081 + (j if of_keys else i))
+        count = math.prod(shape)
+        shown = ", ".join(name + mark for name in names), " × ".join(map(str, shape))
+        cells += [*shown, str(count)]
+        total += count
+    return cells, total
 
 
-def low(number):
-    return "".join(chr(0x2080 + int(digit)) for digit in str(number))
-
-
-def assert_tiles(read, step, backward, queries, causal):
+def assert_tiles(figure, step, backward, queries, causal):
     """Tiles, boxes, table and counter after some steps, against the mask itself."""
+    kinds = {"ahead": "cell:not(.done, .now, .skip)", "full": "box", "hollow": "out"}
+    kinds |= {name: name for name in ("done", "now", "skip", "hatch", "hot")}
+    read = figure.read(
+        **{kind: f".pic .{css}@d" for kind, css in kinds.items()},
+        **{"frame": ".at@x,y,width,height,visible", "heads": ".pic text"},
+        **{"cells": "tbody tr > *", "seen": "tbody tr > *@visible", "count": ".count"},
+    )
     tiles = tiles_of(queries, causal)
     path = [tile for tile, part in tiles.items() if part.any()]
     skipped = [tile for tile, part in tiles.items() if not part.any()]
-    past, now = path[:step], path[step - 1] if step else None
-    want = {
-        "done": past[:-1],
-        "now": past[-1:],
-        "frame": past[-1:],
-        "ahead": path[step:],
-        "skip": skipped,
-    }
-    for kind, which in want.items():
-        assert read[kind] == [cell(tile, tiles[tile]) for tile in which], (kind, step)
+    now = path[step - 1] if step else None
+
+    def cells(places):
+        for i, j in places:
+            rows, cols = tiles[i, j].shape
+            yield [113 + 40 * j, 83 + 40 * i, 10 * cols - 2, 10 * rows - 2]
+
+    assert boxes(read.done) == [*cells(path[: max(0, step - 1)])]
+    assert boxes(read.now) == [*cells([now] if now else [])]
+    assert boxes(read.ahead) == [*cells(path[step:])]
+    assert boxes(read.skip) == [*cells(skipped)]
+    ((*frame, framed),) = read.frame
+    assert framed == bool(now)
+    assert not now or [[float(x) for x in frame]] == boxes(read.now)
     hatched = {
         (round((y - 82) / 10), round((x - 112) / 10) + k)
-        for x, y, w, h in read["hatch"]
+        for x, y, w, _ in boxes(read.hatch)
         for k in range(round(w / 10))
     }
-    masked = {
+    assert hatched == {
         (4 * i + r, 4 * j + c)
         for i, j in path
         for r, c in (~tiles[i, j]).nonzero().tolist()
     }
-    assert hatched == masked
-
-    boxes, grows, lefts = strips(backward, tiles)
-    full, hollow, hot = [], [], []
-    for name, row in boxes.items():
-        along = grows.get(name, 0 if name in lefts else 1)
-        for block, x, y, w, h in row:
-            of_block = [tile[along] == block for tile in path]
-            share = sum(of_block[:step]) / sum(of_block) if name in grows else 1
-            held = now is not None and now[along] == block
-            if share:
-                full.append([x, y, pytest.approx(w * share, abs=0.051), h])
-            if share < 1:
-                hollow.append([x, y, w, h])
-            hot += [[x, y, w, h]] * (held and share < 1)
-            hot += [[x, y, pytest.approx(w * share, abs=0.051), h]] * (held and share > 0)
-    for kind, expected in (("full", full), ("hollow", hollow), ("hot", hot)):
-        found = read[kind]
-        assert len(found) == len(expected), (kind, step)
-        assert all(box in found for box in expected), (kind, step)
+    for kind, expected in strips(backward, tiles, path, step).items():
+        found = np.array(sorted(boxes(getattr(read, kind))))
+        close(found, sorted(expected), 0.051)
     names = ["K, dK", "V, dV"] if backward else ["K", "V"]
-    blocks = [str(1 + b) for b, *_ in boxes["Q"]]
-    assert read["heads"] == ["123456", *names, *lefts, *blocks]
+    blocks = [str(i + 1) for i, j in tiles if j == 0]
+    assert read.heads == ["123456", *names, *PASSES[backward][1], *blocks]
 
-    numbers, table = 0, []
-    if now:
-        held, lines = in_fast_memory(backward, *tiles[now].shape)
-        numbers = sum(array.numel() for array in held.values())
-        for line in lines:
-            parts = line.split()
-            index = {"K": 1, "V": 1, "dK": 1, "dV": 1}.get(parts[0], 0)
-            mark = "" if parts[0] in ("S", "P") else low(now[index] + 1)
-            shape = ["2"] * (len(parts) == 2) + [str(n) for n in held[parts[0]].shape]
-            total = sum(held[part].numel() for part in parts)
-            table.append(
-                [", ".join(p + mark for p in parts), " × ".join(shape), str(total)]
-            )
-    assert read["rows"] == table
+    assert set(read.seen) == {bool(now)}
+    table, numbers = in_fast_memory(backward, now, tiles[now]) if now else ([], 0)
+    assert not now or read.cells == table
     finished = {i for i, _ in path} - {i for i, _ in path[step:]}
     passed = sum(i in finished for i, _ in skipped)
-    assert read["count"] == (
+    assert read.count == [
         f"tiles computed {step} of {len(path)}, skipped {passed} of {len(skipped)}; "
         f"{numbers} numbers in fast memory; scores ever kept: 0 of {queries * 23}"
-    )
+    ]
     if now:
-        assert read["say"].startswith(f"Queries {now[0] + 1}, keys {now[1] + 1}: scores ")
-        assert ("some masked" in read["say"]) == (not tiles[now].all())
-        assert ("again" in read["say"]) == backward
-        last = step == len(path) or path[step][0] != now[0]
-        assert ("finished" in read["say"]) == last
-        row_skips = [j + 1 for i, j in skipped if i == now[0]]
-        assert ("skipped" in read["say"]) == (last and bool(row_skips))
-        if last and len(row_skips) > 1:
-            assert f"Keys {row_skips[0]} to {row_skips[-1]} are skipped." in read["say"]
+        said, last = read.say, step == len(path) or path[step][0] != now[0]
+        assert said.startswith(f"Queries {now[0] + 1}, keys {now[1] + 1}: scores ")
+        assert ("some masked" in said) == (not tiles[now].all())
+        assert ("again" in said) == backward
+        assert ("finished" in said) == last
+        of_row = [j + 1 for i, j in skipped if i == now[0]]
+        assert ("skipped" in said) == (last and bool(of_row))
+        if last and len(of_row) > 1:
+            assert f"Keys {of_row[0]} to {of_row[-1]} are skipped." in said
 
 
-def set_tiles(page, backward, queries, causal):
-    page.get_by_label("backward" if backward else "forward").check()
-    page.get_by_label("N < M" if queries == 18 else "N = M").check()
-    page.get_by_label("causal").set_checked(causal)
+def choose(figure, backward, queries, causal):
+    for name in (
+        "backward" if backward else "forward",
+        "N < M" if queries == 18 else "N = M",
+    ):
+        figure.control(name).check()
+    figure.control("causal").set_checked(causal)
 
 
-def read_tiles(page):
-    return page.locator(TILES).first.evaluate(READ_TILES)
-
-
-def told(page):
-    return page.locator(f"{TILES} .say").text_content()
-
-
-@pytest.mark.thorough("flash_tiles", "14_flash_attention")
 @pytest.mark.parametrize(("backward", "queries", "causal"), SETTINGS)
-def test_tiles_are_those_with_a_key_to_see(open_page, backward, queries, causal):
-    page = open_page("flash_tiles")
-    set_tiles(page, not backward, queries, causal)  # so that what follows is a change
-    set_tiles(page, backward, queries, causal)
-    visible = sum(bool(part.any()) for part in tiles_of(queries, causal).values())
-    assert (
-        visible
-        == {(23, True): 21, (23, False): 36, (18, True): 24, (18, False): 30}[
-            queries, causal
-        ]
-    )
-    steps = page.locator(TILES).evaluate(
-        "(figure, steps) => { const read = "
-        + READ_TILES
-        + """;
-            const all = [read(figure)], next = figure.querySelector("[data-do='1']");
-            for (let k = 0; k < steps; k++) { next.click(); all.push(read(figure)); }
-            return all; }""",
-        visible + 1,
-    )
-    for step, read in enumerate(steps):  # one step past the end, it starts again
-        assert_tiles(read, step % (visible + 1), backward, queries, causal)
-    press(page, "back")
-    assert_tiles(read_tiles(page), visible, backward, queries, causal)
-    press(page, "start over")
-    assert_tiles(read_tiles(page), 0, backward, queries, causal)
+def test_tiles_are_those_with_a_key_to_see(open_figure, backward, queries, causal):
+    figure, setting = open_figure("flash_tiles"), (backward, queries, causal)
+    choose(figure, not backward, queries, causal)  # so that what follows is a change
+    choose(figure, *setting)
+    last = SETTINGS[setting]
+    for done in range(last + 1):
+        assert_tiles(figure, done, *setting)
+        figure.click("[data-do='1']")
+    assert_tiles(figure, 0, *setting)  # past the end, it starts again
+    figure.press("back")
+    assert_tiles(figure, last, *setting)
+    figure.press("start over")
+    assert_tiles(figure, 0, *setting)
 
 
-def test_tiles_in_words(open_page):
-    page = open_page("flash_tiles")
-    press(page, "start over")
-    assert told(page) == "Nothing is computed yet: 21 tiles to visit, 15 to skip."
+def test_tiles_in_words(open_figure):
+    figure = open_figure("flash_tiles")
+    figure.press("start over")
     for words in (
+        "Nothing is computed yet: 21 tiles to visit, 15 to skip.",
         "Queries 1, keys 1: scores from Q₁ and K₁, some masked; their weights and V₁ begin "
         "m₁, l₁, O₁. Keys 2 to 6 are skipped. O₁ and lse₁ are finished.",
         "Queries 2, keys 1: scores from Q₂ and K₁; their weights and V₁ begin m₂, l₂, O₂.",
         "Queries 2, keys 2: scores from Q₂ and K₂, some masked; their weights and V₂ go "
         "into m₂, l₂, O₂. Keys 3 to 6 are skipped. O₂ and lse₂ are finished.",
     ):
-        press(page, "step")
-        assert told(page) == words
-    press(page, "back", times=4)
-    assert told(page).endswith(" O₆ and lse₆ are finished, and so is the pass.")
-    set_tiles(page, True, 23, True)
-    press(page, "step", times=5)
-    assert told(page) == (
-        "Queries 3, keys 2: scores again from Q₃ and K₂, weights with lse₃; "
-        "adds to dV₂, dK₂, dQ₃."
-    )
-    press(page, "step", times=10)
-    assert told(page).endswith(" Keys 6 are skipped. dQ₅ is finished.")
-    press(page, "step", times=6)
-    assert told(page).endswith(" dQ₆ is finished, and so are all dK and dV.")
-
-
-def test_tiles_play(open_page):
-    page = open_page("flash_tiles")
-    page.clock.install(time=0)
-    page.clock.pause_at(1)  # or it goes on by itself, while a busy machine reads
-    live = page.locator(f"{TILES} .say")
-    page.clock.run_for(5000)
-    assert_tiles(read_tiles(page), 9, False, 23, True)  # nothing moves by itself
-    press(page, "play")
-    assert_tiles(read_tiles(page), 10, False, 23, True)  # at once, then every 0.8 s
-    assert live.get_attribute("aria-live") == "off"
-    page.clock.run_for(1700)
-    assert_tiles(read_tiles(page), 12, False, 23, True)
-    press(page, "pause")
-    assert live.get_attribute("aria-live") == "polite"
-    page.clock.run_for(5000)
-    assert_tiles(read_tiles(page), 12, False, 23, True)
-    press(page, "play")
-    page.clock.run_for(60_000)  # to the end, and no further
-    assert_tiles(read_tiles(page), 21, False, 23, True)
-    assert page.get_by_role("button", name="play").count() == 1
-    for stops in (
-        lambda: press(page, "step"),
-        lambda: press(page, "start over"),
-        lambda: page.get_by_label("causal").click(),
+        assert figure.read().say == words
+        figure.press("step")
+    figure.press("back", times=5)
+    assert figure.read().say.endswith(" O₆ and lse₆ are finished, and so is the pass.")
+    choose(figure, True, 23, True)
+    for steps, words in (
+        (5, "Queries 3, keys 2: scores again from Q₃ and K₂, weights with lse₃; "),
+        (0, "adds to dV₂, dK₂, dQ₃."),
+        (10, " Keys 6 are skipped. dQ₅ is finished."),
+        (6, " dQ₆ is finished, and so are all dK and dV."),
     ):
-        press(page, "play")
-        page.clock.run_for(1000)
+        figure.press("step", times=steps)
+        assert words in figure.read().say
+
+
+def at_its_own_time(figure):
+    """A clock that stands until it is told: else a busy machine reads too late."""
+    clock = figure.page.clock
+    clock.install(time=0)
+    clock.pause_at(1)
+    return clock.run_for
+
+
+def test_tiles_play(open_figure):
+    figure = open_figure("flash_tiles")
+    wait, live = at_its_own_time(figure), figure.root.locator(".say")
+    wait(5000)
+    assert_tiles(figure, 9, False, 23, True)  # nothing moves by itself
+    figure.press("play")
+    assert_tiles(figure, 10, False, 23, True)  # at once, then every 0.8 s
+    assert live.get_attribute("aria-live") == "off"
+    wait(1700)
+    assert_tiles(figure, 12, False, 23, True)
+    figure.press("pause")
+    assert live.get_attribute("aria-live") == "polite"
+    wait(5000)
+    assert_tiles(figure, 12, False, 23, True)
+    figure.press("play")
+    wait(60_000)  # to the end, and no further
+    assert_tiles(figure, 21, False, 23, True)
+    for stops in (
+        lambda: figure.press("step"),
+        lambda: figure.press("start over"),
+        lambda: figure.control("causal").click(),
+    ):
+        figure.press("play")
+        wait(1000)
         stops()
-        held = read_tiles(page)
-        page.clock.run_for(5000)
-        assert read_tiles(page) == held
-        assert page.get_by_role("button", name="play").count() == 1
+        held = figure.root.inner_html()
+        wait(5000)
+        assert figure.root.inner_html() == held
+        assert figure.root.get_by_role("button", name="play").count() == 1
 
 
-def test_tiles_with_reduced_motion(open_page):
+def test_tiles_with_reduced_motion(open_figure):
     duration = "e => getComputedStyle(e).transitionDuration"
-    moving = open_page("flash_tiles", reduced_motion="no-preference")
-    still = open_page("flash_tiles", reduced_motion="reduce")
-    assert moving.locator(f"{TILES} .at").evaluate(duration) == "0.15s, 0.15s"
-    for page in (moving, still):
-        press(page, "step")
-        page.wait_for_timeout(900)  # longer than a step of play
-        assert_tiles(read_tiles(page), 10, False, 23, True)
-    css = f"{TILES}, {TILES} *"
-    durations = still.locator(css).evaluate_all(f"all => all.map({duration})")
-    animations = still.evaluate("document.getAnimations().length")
+    moving, still = (
+        open_figure("flash_tiles", reduced_motion=motion)
+        for motion in ("no-preference", "reduce")
+    )
+    assert moving.root.locator(".at").evaluate(duration) == "0.15s, 0.15s"
+    for figure in (moving, still):
+        wait = at_its_own_time(figure)
+        figure.press("step")
+        wait(5000)
+        assert_tiles(figure, 10, False, 23, True)
+    durations = still.page.locator("figure, figure *").evaluate_all(
+        f"all => all.map({duration})"
+    )
+    animations = still.page.evaluate("document.getAnimations().length")
     assert set(durations) == {"0s"} and animations == 0
 
 
-def test_tiles_by_keyboard(open_page):
-    page = open_page("flash_tiles")
-
-    def keys(*names):
-        for name in names:
-            page.keyboard.press(name)
-
-    keys("Tab", "Enter")  # start over
-    assert_tiles(read_tiles(page), 0, False, 23, True)
-    keys("Tab", "Tab", "Space", "Enter")  # step, twice
-    assert_tiles(read_tiles(page), 2, False, 23, True)
-    keys("Tab", "Tab", "ArrowRight")  # past play; backward
-    assert_tiles(read_tiles(page), 0, True, 23, True)
-    keys("Tab", "ArrowRight")  # N < M
-    assert_tiles(read_tiles(page), 0, True, 18, True)
-    keys("Tab", "Space")  # not causal
-    assert_tiles(read_tiles(page), 0, True, 18, False)
-    keys("Shift+Tab", "Shift+Tab", "Shift+Tab", "Enter", "Enter")  # play, pause
-    assert_tiles(read_tiles(page), 1, True, 18, False)
-    assert page.get_by_role("button", name="play").count() == 1
+def test_tiles_by_keyboard(open_figure):
+    figure = open_figure("flash_tiles")
+    for keys, *shown in (
+        ("Tab Enter", 0, False, 23, True),  # start over
+        ("Tab Tab Space Enter", 2, False, 23, True),  # step, twice
+        ("Tab Tab ArrowRight", 0, True, 23, True),  # past play; backward
+        ("Tab ArrowRight", 0, True, 18, True),  # N < M
+        ("Tab Space", 0, True, 18, False),  # not causal
+        ("Shift+Tab Shift+Tab Shift+Tab Enter Enter", 1, True, 18, False),  # play, pause
+    ):
+        figure.keys(*keys.split())
+        assert_tiles(figure, *shown)
+    assert figure.root.get_by_role("button", name="play").count() == 1
     sent = """form => new Promise(tell => {
         addEventListener("submit", event => tell(!event.defaultPrevented));
         form.requestSubmit();  // what some browsers do at Enter on a choice
     })"""
-    assert not page.locator(f"{TILES} form").evaluate(sent)
+    assert not figure.root.locator("form").evaluate(sent)
+
+
+# Chapter 15: what one program takes, and how many fit
+
+STOPS = {"d": (64, 128), "r": (64, 128), "c": (32, 64, 128), "w": (4, 8), "g": (1, 2, 3)}
+
+
+def assert_fits(figure, setting, kernel):
+    """What was compiled, and how often it fits; a setting is d, r, c, w and g."""
+    cells = {name: f".{name}" for name in ("R", "Rf", "spill", "S", "Sf")}
+    bars = {name: f".bars-{name} rect:not(.over)@width" for name in "rs"}
+    read, (d, r, c, w, g) = figure.read(**cells, **bars), setting
+    registers, spilled, shared = kernel
+    assert read.R + read.spill == [str(registers), str(spilled)]
+    close(read.Rf, [r * (c + d) / (32 * w)], 0.05)
+    close(read.S + read.Sf, [shared / 1024, 2 * (r * d + 2 * g * c * d) / 1024], 0.05)
+    lot = math.ceil(32 * registers / 256) * 256  # of a warp
+    taken = {"the registers": (w * lot, 65536)}
+    taken["the shared memory"] = shared + 1024, 228 * 1024
+    fit = {name: room // one for name, (one, room) in taken.items()}
+    programs = min(fit.values())
+    limits = [name for name in fit if fit[name] == programs]
+    limit = "both" if len(limits) == 2 else limits[0]
+    assert read.say.startswith(f"Programs on a multiprocessor: {programs}, ")
+    assert f"limited by {limit}." in read.say
+    assert ("spilled" in read.say) == (spilled > 0)
+    for widths, (one, room) in zip((read.r, read.s), taken.values(), strict=True):
+        assert sum(numbers(widths)) <= 420.5
+        close(widths, [420 * one / room] * programs, 0.1)
+
+
+def test_gpu_tiles_show_the_record(open_figure):
+    figure, results = open_figure("gpu_tiles"), ROOT / "benchmarks" / "results"
+    record = json.loads((results / "flash_tiles.json").read_text(encoding="utf-8"))
+    assert record["columns"][:5] == ["dim", "queries", "keys", "num_warps", "num_stages"]
+    kernels = {tuple(row[:5]): row[5:] for row in record["kernels"]}
+    start, fewer = (64, 128, 64, 4, 3), (64, 64, 64, 4, 3)
+    assert_fits(figure, start, kernels[start])
+    figure.keys("ArrowLeft", at="queries r")
+    assert_fits(figure, fewer, kernels[fewer])
+    for setting, kernel in kernels.items():
+        named = zip(STOPS, setting, strict=True)
+        figure.set(**{name: STOPS[name].index(value) for name, value in named})
+        assert_fits(figure, setting, kernel)
+
+
+# Appendix E: keys split among programs
+
+BLOCKS = (16, 32, 64, 128, 256, 512)
+ALL = 132  # multiprocessors
+
+
+def assert_split(figure, programs, blocks, shares):
+    """The table and the squares; the last column is the package's choice."""
+    read = figure.read(
+        **{name: f".{name}" for name in "SPWT"},
+        **{name: f".{name}@d" for name in ("busy", "part", "room")},
+    )
+    best = choose_splits(programs, blocks, ALL)
+    three = (shares, 1, best)
+    waves = [math.ceil(programs * s / ALL) for s in three]
+    tiles = [w * math.ceil(blocks / s) for w, s in zip(waves, three, strict=True)]
+    assert numbers(read.S) == [shares, best]
+    assert numbers(read.P) == [programs * s for s in three]
+    assert (numbers(read.W), numbers(read.T)) == (waves, tiles)
+    last = programs * shares - ALL * (waves[0] - 1)  # programs of the last wave
+    squares = [path.count("M") for path in read.busy + read.part + read.room]
+    assert squares == [last, ALL - last if waves[0] > 1 else 0, ALL]
+    assert f"{last} of {ALL} multiprocessors" in read.say
+    assert f"{tiles[0]} tiles" in read.say
+
+
+def test_split_keys_against_the_rule(open_figure):
+    figure = open_figure("split_keys")
+    assert_split(figure, 8, 128, 1)
+    figure.keys("ArrowRight", at="shares S")
+    assert_split(figure, 8, 128, 2)
+    for programs in (1, 8, 33, 100, 132, 200):
+        for stop in (0, 3, 5):
+            for shares in (1, 5, 16, 17, 132):
+                figure.set(p=programs, t=stop, s=shares)
+                assert_split(figure, programs, BLOCKS[stop], shares)

@@ -1,135 +1,171 @@
-"""The text that comes twice, the figure to touch of chapter 20, by the chapter's model."""
+"""The figures to touch of chapters 4 to 6, in a browser, against the package."""
 
-import functools
-import json
-import os
-from contextlib import ExitStack
-from pathlib import Path
+import math
 
-import pytest
+import numpy as np
 import torch
-from torch.nn import functional as F
 
-from attnlib import GPT2
-from attnlib.gpt2 import without_head
-
-BOOK = Path(__file__).resolve().parents[2] / "book"
-TWICE = "#text-twice"
-HEADS = (0, 0), (0, 1), (1, 0)  # before, first, continue
-READ = r"""figure => {
-    const all = (css, f) => [...figure.querySelectorAll(css)].map(f);
-    const bars = e => [...e.getAttribute("d").matchAll(/M(\S+) (\S+?)v-?(\S+?)h/g)]
-        .map(bar => bar.slice(1).map(Number));
-    return {
-        tokens: all(".b text", e => +e.textContent),
-        now: all(".b.now text", e => e.textContent),
-        later: all(".b.later", e => e.textContent).length,
-        heads: [0, 1, 2].map(k => bars(figure.querySelector(`path.h${k}`))),
-        chances: bars(figure.querySelector(".p")), cells: all("td", e => e.textContent),
-        say: figure.querySelector(".say").textContent,
-    };
-}"""
+from attnlib import ScaledDotProductAttention
+from touch import close, numbers, tensor
 
 
-@pytest.fixture(scope="module")
-def chapter(tmp_path_factory):
-    """The model and the text of chapter 20, from its own cells."""
-    pytest.importorskip("safetensors")
-    book = json.loads((BOOK / "20_gpt2.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
-    space = {"V": 16, "h": 4, "L": 2, "first": 0}
-    kept = os.environ.pop("ATTNLIB_GPT2", None)
-    for start in (
-        *("# Setup", "load = False", "word, place", "def look_back", "def go_on"),
-        "torch.manual_seed(1)\nr = 50",
+def drawn(points, unit):
+    """Where points of the plane stand in a drawing of 320 units."""
+    return 160 + unit * np.asarray(points) * [1, -1]
+
+
+# Chapter 4: a grid and its image
+
+GRID = [[(t, -1), (t, 1), (-1, t), (1, t)] for t in (-1, -0.5, 0, 0.5, 1)]
+
+
+def assert_grid(figure, rows):
+    """Lines, arrows, token and words are those of the matrix, by torch."""
+    read = figure.read(
+        **{"lines": ".m@d", "arrows": ".arrow@d", "handles": ".h@transform", "cells": "td"},
+        **{"token": ".x:not(path)@cx,cy", "image": ".z@cx,cy"},
+    )
+    W, token = tensor(rows), tensor([0.5, 1.0])
+    close(read.lines, drawn(tensor(GRID) @ W, 75), 0.06)
+    close(read.arrows, drawn(torch.stack([torch.zeros(2, 2), W], dim=1), 75), 0.06)
+    close(read.handles, drawn(W, 75), 0.06)
+    close(read.token, drawn(token, 75), 0.06)
+    close(read.image, drawn(token @ W, 75), 0.06)
+    close(read.cells, torch.stack([*W, token, token @ W]), 0.006)
+    rank, det = torch.linalg.matrix_rank(W).item(), torch.linalg.det(W)
+    assert read.say.startswith(f"Rank {rank}:")
+    if rank == 2:
+        assert f" {det.abs():.2f} times" in read.say
+        assert ("turned over" in read.say) == (det < 0).item()
+
+
+def test_grid_follows_its_rows(open_figure):
+    figure = open_figure("grid_image")
+    for name, rows in (
+        ("identity", [[1.0, 0.0], [0.0, 1.0]]),
+        ("quarter turn", [[0.0, 1.0], [-1.0, 0.0]]),
+        ("rank 1", [[1.0, 0.5], [-0.6, -0.3]]),
+        ("reset", [[1.0, 0.4], [-0.5, 0.9]]),
     ):
-        (source,) = (cell for cell in cells if cell.startswith(start))
-        exec(source, space)  # the book's own code
-    if kept is not None:
-        os.environ["ATTNLIB_GPT2"] = kept
-    return space["package"], space["twice"], space["r"]
+        figure.press(name)
+        assert_grid(figure, rows)
+    for key, row in (
+        ("ArrowLeft", [-0.55, 0.9]),
+        ("Shift+ArrowDown", [-0.55, 0.4]),
+        ("Shift+ArrowRight", [-0.05, 0.4]),
+        ("ArrowUp", [-0.05, 0.45]),
+    ):
+        figure.keys(key, at="Row 2 of W")
+        assert_grid(figure, [[1.0, 0.4], row])
+    left, middle = figure.place("svg", 85, 160), figure.place("svg", 160, 160)
+    figure.drag(figure.place("svg", 235, 130), left)
+    assert_grid(figure, [[-1.0, 0.0], [-0.05, 0.45]])  # turned over
+    figure.drag(left, middle)
+    assert_grid(figure, [[0.0, 0.0], [-0.05, 0.45]])
 
 
-@functools.cache
-def computed(chapter, off):
-    """Weights of the three heads, probabilities and the loss, with heads switched off."""
-    model, twice, r = chapter
-    assert isinstance(model, GPT2)
-    with ExitStack() as stack, torch.no_grad():
-        for place in off:
-            stack.enter_context(without_head(model, *HEADS[place]))
-        logits, weights = model(twice, return_weights=True)
-    each = F.cross_entropy(logits[:-1], twice[1:], reduction="none")
-    shown = [weights[block][head] for block, head in HEADS]
-    return shown, (-each).exp(), each[r + 1 :].mean().item()
+# Chapter 5: what one mixture of two numbers tells
 
 
-def assert_shown(figure, chapter, place, off=()):
-    read, (weights, chances, loss) = figure.evaluate(READ), computed(chapter, off)
-    tokens = chapter[1].tolist()
-    x = [26 * (j if j < 13 else j - 12) for j in range(25)]
-    y = [0 if j < 13 else 92 for j in range(25)]
-    assert read["tokens"] == tokens and read["now"] == [str(tokens[place])]
-    assert read["later"] == 24 - place
-    for k, (bars, weight) in enumerate(zip(read["heads"], weights, strict=True)):
-        heights = {(left - 2 - 7 * k, floor - 32): height for left, floor, height in bars}
-        for j in range(25):
-            wanted = 0 if k in off else 30 * weight[place, j].item()
-            assert abs(heights.pop((x[j], y[j]), 0) - wanted) < 0.16, (k, j)
-        assert not heights
-        row, most = read["cells"][3 * k : 3 * k + 3], weight[place].argmax().item()
-        if k in off:
-            assert row == ["off", "", ""]
-        else:
-            assert row[:2] == [str(most), str(tokens[most])]
-            assert abs(float(row[2]) - weight[place, most].item()) < 0.0051
-    for j, (left, floor, height) in enumerate(read["chances"], start=1):
-        assert (left - 1, floor - 82) == (x[j], y[j])
-        assert abs(height - 24 * chances[j - 1].item()) < 0.13
-    assert len(read["chances"]) == 24
-    assert f"probability {chances[place].item() + 1e-9:.2f}." in read["say"]
-    assert read["say"].endswith(f"second half: {loss:.2f}.")
-    assert ("can't be known" in read["say"]) == (place <= 12)
+def assert_plane(figure, pair, *shares):
+    """The lines hold the pairs with its mixtures; the guess is the least-squares one."""
+    read = figure.read(
+        **{"at": ".pt@transform", "guess": ".guess@transform", "error": ".u@x1,y1,x2,y2"},
+        **{"lines": ".l:not(.off)@d", "directions": ".d:not(.off)@d"},
+    )
+    pair, heads = tensor(pair), tensor([[share, 0.9 - share] for share in shares])
+    guess = torch.linalg.pinv(heads, rtol=1e-6) @ (heads @ pair)
+    close(read.at, drawn(pair, 25), 0.12)
+    close(read.guess, drawn(guess, 25), 0.12)
+    close(read.error, drawn([guess.tolist(), pair.tolist()], 25), 0.12)
+    for head, line, way in zip(heads, read.lines, read.directions, strict=True):
+        ends = (tensor(numbers(line)).view(2, 2) - 160) / tensor([25, -25])
+        close(ends @ head, (head @ pair).expand(2), 0.02)
+        assert (ends[0] - ends[1]).norm() > 20
+        x, y = tensor(numbers(way))[2:] - 160
+        close(x * head[1], -y * head[0], 0.1)
+    assert f"{(heads @ pair)[0]:.2f}".replace("-", "\u2212") in read.say
+    return read.say
+
+
+def test_plane_measures_one_direction_a_head(open_figure):
+    figure = open_figure("two_numbers")
+    said = assert_plane(figure, [3.0, 5.0], 0.6)
+    assert "The best guess is (4.4, 2.2), at the distance 3.1." in said
+    figure.root.locator(".pt").focus()
+    for key, pair in (
+        ("ArrowLeft", [2.9, 5.0]),
+        ("Shift+ArrowDown", [2.9, 4.0]),
+        ("Shift+ArrowRight", [3.9, 4.0]),
+        ("ArrowUp", [3.9, 4.1]),
+    ):
+        figure.keys(key)
+        assert_plane(figure, pair, 0.6)
+    for share in (0.0, 0.45, 0.9):
+        figure.fill("weight of a in head 1", share)
+        assert_plane(figure, pair, share)
+    figure.control("a second head").check()
+    assert "cross at one point, (3.9, 4.1)" in assert_plane(figure, pair, 0.9, 0.2)
+    figure.fill("weight of a in head 2", 0.9)
+    assert "the second adds nothing" in assert_plane(figure, pair, 0.9, 0.9)
+    figure.press("reset")
+    assert_plane(figure, [3.0, 5.0], 0.6)
+    figure.fill("weight of a in head 2", 0.5)
+    assert_plane(figure, [3.0, 5.0], 0.6, 0.5)  # it calls the second head
+    figure.press("reset")
+    figure.drag(figure.place("svg", 235, 35), figure.place("svg", 110, 210))
+    assert_plane(figure, [-2.0, -2.0], 0.6)
+    figure.drag(figure.place("svg", 110, 210), (2000, -500))
+    assert_plane(figure, [6.0, 6.0], 0.6)
+
+
+# Chapter 6: the prior times the softmax
+
+TEXT = [math.log(2), -math.inf, math.log(3), 0.0]
+
+
+def assert_prior(figure, bias):
+    """Bars, numbers and the numbers kept are those of attention with this bias."""
+    read = figure.read(
+        **{"scores": ".t:not(.p) b@width", "bars": ".p b@width"},
+        **{"priors": ".o", "printed": ".w"},
+    )
+    bias, scores = tensor(bias), tensor([2, 4, 1, 1]).log()
+    values = tensor(read.values)[:, None]
+    output, (weights,) = ScaledDotProductAttention()(
+        torch.ones_like(values[:1]), scores[:, None], values, bias[None]
+    )
+    close(read.bias, bias, 1e-9)
+    close(read.weights, weights, 1e-9)
+    close([read.output], output, 1e-9)
+    close(read.bars, 100 * weights, 1e-3)
+    close(read.scores, 100 * scores.softmax(dim=0), 1e-9)
+    close(read.printed, weights, 5.1e-4)
+    close(read.priors, bias.exp(), 5.1e-3)
     return read
 
 
-@pytest.mark.thorough("text_twice", "20_gpt2", "gpt2")
-def test_the_numbers_are_those_of_the_chapters_model(open_page, chapter):
-    page = open_page("text_twice")
-    figure = page.locator(TWICE)
-    read = assert_shown(figure, chapter, 18)
-    assert read["cells"][-2] == "3"  # what the head that continues finds comes next
-    for bits in range(8):
-        off = tuple(k for k in range(3) if bits >> k & 1)
-        for k, name in enumerate(("before", "first", "continue")):
-            page.get_by_role("checkbox", name=name).set_checked(k not in off)
-        for place in range(1, 24):
-            page.get_by_role("slider").fill(str(place))
-            assert_shown(figure, chapter, place, off)
-
-
-def test_by_keyboard(open_page, chapter):
-    page = open_page("text_twice")
-    for key, place in (("Home", 1), ("ArrowRight", 2), ("End", 23), ("ArrowLeft", 22)):
-        page.get_by_role("slider").press(key)
-        assert_shown(page.locator(TWICE), chapter, place)
-    page.get_by_role("checkbox", name="continue").press(" ")
-    assert_shown(page.locator(TWICE), chapter, 22, (2,))
-
-
-def test_what_the_text_says(open_page, chapter):
-    """One line up and one place on; without the head before, the first token."""
-    page = open_page("text_twice")
-    for place in range(13, 24):
-        page.get_by_role("slider").fill(str(place))
-        page.get_by_role("checkbox", name="before").check()
-        read = assert_shown(page.locator(TWICE), chapter, place)
-        assert read["cells"][6] == str(place - 11)
-        page.get_by_role("checkbox", name="before").uncheck()
-        read = assert_shown(page.locator(TWICE), chapter, place, (0,))
-        assert read["cells"][6:] == ["0", "0", "1.00"]
-    for name, loss in (("before", "0.03"), ("continue", "3.92")):
-        page.get_by_role("checkbox", name=name).click()
-        assert page.locator(f"{TWICE} .say").text_content().endswith(f"half: {loss}.")
-    page.locator(f"{TWICE} .b").nth(5).click()
-    assert_shown(page.locator(TWICE), chapter, 5, (2,))
+def test_prior_by_slider_button_and_keyboard(open_figure):
+    figure = open_figure("prior")
+    assert_prior(figure, TEXT)
+    figure.press("no prior")
+    assert_prior(figure, [0.0] * 4)
+    sliders = figure.root.locator("input")
+    sliders.nth(2).fill("1.5")
+    assert_prior(figure, [0.0, 0.0, 1.5, 0.0])
+    figure.press("add ½ to every b")
+    assert_prior(figure, [0.5, 0.5, 2.0, 0.5])
+    sliders.nth(1).press("ArrowRight")
+    assert_prior(figure, [0.5, 0.55, 2.0, 0.5])
+    sliders.nth(1).press("Home")
+    read = assert_prior(figure, [0.5, -math.inf, 2.0, 0.5])
+    assert sliders.nth(1).get_attribute("aria-valuetext") == "minus infinity, forbidden"
+    assert read.say.startswith("Key 2 is forbidden.")
+    for key in range(4):
+        sliders.nth(key).fill("-3")
+    read = assert_prior(figure, [-math.inf] * 4)
+    assert read.say.startswith("Every key is forbidden")
+    figure.press("as in the text")
+    assert_prior(figure, TEXT)
+    figure.press("add ½ to every b", times=9)  # the sliders' ends hold
+    assert max(figure.read().bias[2:]) <= 3

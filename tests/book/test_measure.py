@@ -4,13 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from bookkit.chapters import read_chapters
+from bookkit.chapters import ROOT, read_chapters
 
-ROOT = Path(__file__).resolve().parents[2]
 SWITCH = "measure = False  #"
 # GFLOPs a second, and µs for a billion scores, even of a busy machine or an interpreter
 PLAUSIBLE = {"14": (1e-5, 1e4), "15": (1e2, 1e13)}
@@ -23,35 +21,22 @@ each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name
 
 # Runs the cell, switched on, after the cells that make what it uses; prints what it found.
 PROGRAM = """
-import json, re, symtable, sys
+import re, sys
 from bookkit.chapters import ROOT, read_chapters
-from bookkit.stage import Stage, prepare, used
+from bookkit.stage import Stage, prepare
 
-name = sys.argv[1]
-(chapter,) = (c for c in read_chapters(ROOT) if c.name == name)
+(chapter,) = (c for c in read_chapters(ROOT) if c.name == sys.argv[1])
+(target,) = (i for i, cell in enumerate(chapter.code_cells) if {switch!r} in cell.source)
 stage = Stage(chapter)
-sources = stage.sources
-(target,) = (i for i, source in enumerate(sources) if {switch!r} in source)
-
-
-def made(source):
-    symbols = symtable.symtable(source, "", "exec").get_symbols()
-    return {{s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}}
-
-
-wanted, taken = used(sources[target]) - made(sources[target]), []
-for i in reversed(range(target)):
-    if found := wanted & made(sources[i]):
-        taken.append(i)
-        wanted = wanted - found | used(sources[i])
+on = stage.sources[target].replace({switch!r}, "measure = True  #")
+on = re.sub(r"^tried = .*", "tried = (16, 32)", on, flags=re.MULTILINE) + '''
+import json
+lines = {{line.get_label(): line.get_xydata().tolist() for line in sides[-1].lines}}
+print(json.dumps(lines), flush=True)
+'''
 prepare(chapter)
-for i in reversed(taken):
-    stage.run(str(i), sources[i])
-on = sources[target].replace({switch!r}, "measure = True  #")
-on = re.sub(r"^tried = .*", "tried = (16, 32)", on, flags=re.MULTILINE)
-stage.run("measure", on)
-*_, axes = stage.module.sides
-print(json.dumps({{line.get_label(): line.get_xydata().tolist() for line in axes.lines}}))
+said = stage.attempt(0, target, {{target: on}}, set())
+assert said == "passed", said
 """
 
 
@@ -70,7 +55,10 @@ def test_nothing_is_measured_in_the_book(chapter):
     assert len(body.strip().splitlines()) <= 30
 
 
-@pytest.mark.thorough
+@pytest.mark.costly(
+    *("measure/{chapter.name}", "book/{chapter.name}.ipynb"),
+    *("attnlib/**/*.py", "tools/bookkit/*.py"),
+)
 @each_chapter
 def test_it_measures(chapter):
     if chapter.key == "15":

@@ -1,7 +1,8 @@
-"""Chapter 20 and the page for engineers, with a model that the reader brings."""
+"""Chapters 20 and 21, and the page for engineers, with a model that the reader brings."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,17 @@ import torch
 from attnlib import GPT2
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# Runs every cell of the chapter, one after the other.
+MODULES = "attnlib/**/*.py", "tools/bookkit/*.py"
+# Runs every cell of a chapter, one after the other.
 PROGRAM = """
+import sys
+
 import matplotlib
 from bookkit.chapters import ROOT, read_chapters
 from bookkit.stage import Stage, prepare
 
 matplotlib.use("Agg")
-(chapter,) = (c for c in read_chapters(ROOT) if c.name == "20_gpt2")
+(chapter,) = (c for c in read_chapters(ROOT) if c.name == sys.argv[1])
 stage = Stage(chapter)
 prepare(chapter)
 for number, source in enumerate(stage.sources):
@@ -29,8 +32,23 @@ print("ran", number + 1, "cells")
 """
 
 
+def run_chapter(name, **model):
+    """What the chapter prints that finds its model in the folder of this variable."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path} | model,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"ran \d+ cells", done.stdout)
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def gpt2(tmp_path_factory):
     """A random GPT-2 of another size, as the libraries write it."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
@@ -54,23 +72,41 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.thorough
-def test_the_chapter_runs_on_a_folder_of_the_readers(folder):
-    environment = {**os.environ, "ATTNLIB_GPT2": str(folder), "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
-    command = [sys.executable, "-c", PROGRAM]
-    options = {"capture_output": True, "encoding": "utf-8", "env": environment}
-    done = subprocess.run(command, cwd=ROOT, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "heads set: 0 of 18" in done.stdout
-    assert re.search(r"ran \d+ cells", done.stdout)
+@pytest.fixture(scope="module")
+def qwen(gpt2, tmp_path_factory):
+    """A random Qwen 3 in bfloat16 and several files, with a tokenizer beside them."""
+    transformers = pytest.importorskip("transformers")
+    place = tmp_path_factory.mktemp("qwen")
+    shutil.copy(gpt2 / "tokenizer.json", place)
+    torch.manual_seed(21)
+    config = transformers.Qwen3Config(
+        **{"vocab_size": 300, "max_position_embeddings": 50, "hidden_size": 24},
+        **{"intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2},
+    )
+    model = transformers.Qwen3ForCausalLM(config).bfloat16()
+    model.save_pretrained(place, max_shard_size="8KB")
+    return place
 
 
-def test_the_lines_for_engineers_run(folder, capsys):
+@pytest.mark.costly("real/gpt2", "book/20_gpt2.ipynb", *MODULES)
+def test_chapter_20_runs_on_a_folder_of_the_readers(gpt2):
+    told = run_chapter("20_gpt2", ATTNLIB_GPT2=str(gpt2))
+    assert "heads set: 0 of 18" in told
+
+
+@pytest.mark.costly("real/llama", "book/21_llama.ipynb", *MODULES)
+def test_chapter_21_runs_on_a_folder_of_the_readers(qwen):
+    assert (qwen / "model.safetensors.index.json").is_file()
+    told = run_chapter("21_llama", ATTNLIB_LLAMA=str(qwen))
+    assert "[76, 26, 228, 5, 75" not in told  # what the small model writes
+
+
+def test_the_lines_for_engineers_run(gpt2, capsys):
     page = (ROOT / "book" / "engineers.md").read_text(encoding="utf-8")
     (block,) = re.findall(
         r"```python\n(import torch\nfrom attnlib import GPT2.*?)```", page, re.S
     )
-    exec(block.replace('"gpt2"', repr(str(folder))), {})
+    exec(block.replace('"gpt2"', repr(str(gpt2))), {})
     assert capsys.readouterr().out.startswith("Attention is")
-    assert GPT2.from_pretrained(folder).context_length == 110
+    assert GPT2.from_pretrained(gpt2).context_length == 110

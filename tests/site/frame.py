@@ -1,13 +1,51 @@
-"""What the looks of a page depend on."""
+"""The pages of the site, and what the looks of one depend on."""
 
+import json
 import re
 from pathlib import Path
+
+import yaml
+
+from bookkit.grammar import CHAPTER
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
 # What stands around every page; of the pages, where each stands.
 FRAME = ("book/_static/*.css", "book/_static/*.js", "book/_templates/*", "_config.yml")
-FRAME += ("_toc.yml", "tools/sphinx_ext/*.py", "tools/site_browser.py")
+FRAME += ("_toc.yml", "book/references.bib", "tools/sphinx_ext/*.py")
+FRAME += ("tools/site_browser.py",)
+
+
+def pages_of_toc():
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    entries = [entry for part in toc["parts"] for entry in part["chapters"]]
+    nested = [[entry, *entry.get("sections", [])] for entry in entries]
+    return [toc["root"], *(entry["file"] for group in nested for entry in group)]
+
+
+PAGES = pages_of_toc()
+CHAPTERS = [page for page in PAGES if CHAPTER.match(page)]
+
+
+def cells_of(chapter, kind):
+    notebook = json.loads((BOOK / f"{chapter}.ipynb").read_text("utf-8"))
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
+
+
+def words(chapter):
+    return "\n".join("".join(cell["source"]) for cell in cells_of(chapter, "markdown"))
+
+
+def code_cells(chapter):
+    """(id, source, tags) of every code cell of a chapter."""
+    return [
+        (
+            f"cell-{chapter.partition('_')[0]}-{cell['id']}",
+            "".join(cell["source"]),
+            cell["metadata"].get("tags", []),
+        )
+        for cell in cells_of(chapter, "code")
+    ]
 
 
 def source_of(page: str, **_: str) -> str:

@@ -1,15 +1,11 @@
 """The site for everyone: axe finds nothing serious, and the keyboard is enough."""
 
-from pathlib import Path
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from frame import FRAME, source_of
+from frame import BOOK, CHAPTERS, FRAME, PAGES, source_of
 from site_browser import serve
-from test_site import CHAPTERS, PAGES
 
-BOOK = Path(__file__).resolve().parents[2] / "book"
 NUMBERED = [name for name in CHAPTERS if name[0].isdigit()]
 SMALLEST = min(NUMBERED, key=lambda name: (BOOK / f"{name}.ipynb").stat().st_size)
 LIVE = [

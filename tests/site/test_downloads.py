@@ -46,17 +46,23 @@ def test_the_unpacked_zip_opens_from_its_index(site, browser, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def printed(site, browser, tmp_path_factory) -> PdfReader:
+def printed(site, browser, tmp_path_factory):
     out = tmp_path_factory.mktemp("pdf") / "book.pdf"
     pdf.make(browser, out, site, [CHAPTER])
     return PdfReader(out)
 
 
 @pytest.fixture(scope="module")
-def words(printed) -> list[str]:
+def words(printed):
     """The text of each page, without its number."""
     texts = [page.extract_text() for page in printed.pages]
     return [re.sub(rf"^{i}\n|\n{i}$", "", text) for i, text in enumerate(texts, 1)]
+
+
+def starts(words, title):
+    """The text before the page that begins with a title, and from there on."""
+    first = next(i for i, text in enumerate(words) if text.startswith(title))
+    return "\n".join(words[:first]), "\n".join(words[first:])
 
 
 def entries(outline, depth=0):
@@ -64,35 +70,28 @@ def entries(outline, depth=0):
         if isinstance(entry, list):
             yield from entries(entry, depth + 1)
         else:
-            yield depth, entry
+            yield depth, entry.title, entry
 
 
 def test_bookmarks_lead_through_parts_chapters_and_sections(printed):
-    found = [(depth, entry.title) for depth, entry in entries(printed.outline)]
+    found = [(depth, title) for depth, title, _ in entries(printed.outline)]
     top = [title for depth, title in found if depth == 0]
     assert top == ["Attention, derived", PART, "Listings", "Solutions"]
-    chapters = [title for depth, title in found if depth == 1]
-    assert chapters == [TITLE] * 3
+    assert [title for depth, title in found if depth == 1] == [TITLE] * 3
     assert any(depth == 2 and "Exercises" in title for depth, title in found)
     assert (2, "Solution 8.1") in found
 
 
 def test_the_contents_name_the_pages(printed, words):
-    pages = {
-        entry.title: printed.get_destination_page_number(entry)
-        for depth, entry in reversed([*entries(printed.outline)])
-        if depth < 2 and entry.title not in ("Attention, derived", PART)
-    }
-    assert set(pages) == {TITLE, "Listings", "Solutions"}
-    for title, page in pages.items():
-        line = rf"{re.escape(title)}\s+{page + 1}\b"
-        assert re.search(line, words[0]), title
-        assert words[page].removeprefix(f"{PART}\n").startswith(title)
+    for wanted in (TITLE, "Listings", "Solutions"):
+        places = [entry for _, title, entry in entries(printed.outline) if title == wanted]
+        page = printed.get_destination_page_number(places[0])
+        assert re.search(rf"{re.escape(wanted)}\s+{page + 1}\b", words[0]), wanted
+        assert words[page].removeprefix(f"{PART}\n").startswith(wanted)
 
 
 def test_folded_listings_stand_at_the_end_and_are_pointed_to(words):
-    first = next(i for i, text in enumerate(words) if text.startswith("Listings"))
-    chapter = "\n".join(words[:first])
+    chapter, _ = starts(words, "Listings")
     docstring = (ROOT / "attnlib/feed_forward.py").read_text("utf-8").splitlines()[1]
     assert docstring.startswith('"""') and docstring not in chapter
     lines = re.findall(rf"(attnlib/\w+\.py · .+) · \d+ lines: [^·]+?{ON_PAGE}", chapter)
@@ -109,22 +108,21 @@ def test_a_folded_check_is_one_line(words):
 
 
 def test_solutions_stand_at_the_end_and_are_pointed_to(words):
-    first = next(i for i, text in enumerate(words) if text.startswith("Solutions"))
+    before, after = starts(words, "Solutions")
     solution = re.compile(r"^# Solution (8\.\d)", re.MULTILINE)
-    assert not solution.search("\n".join(words[:first]))
-    numbers = solution.findall("\n".join(words[first:]))
+    assert not solution.search(before)
+    numbers = solution.findall(after)
     assert numbers
     for number in numbers:
-        pointed = re.search(rf"Solution {number}{ON_PAGE}", "\n".join(words[:first]))
+        pointed = re.search(rf"Solution {number}{ON_PAGE}", before)
         assert f"Solution {number}" in words[int(pointed[1]) - 1]
 
 
 def test_code_and_formulas_are_whole(printed, words):
     text = "\n".join(words)
     without_spaces = "".join(text.split())
-    module = ROOT / "attnlib" / "feed_forward.py"
-    lines = [line for line in module.read_text("utf-8").splitlines() if line.strip()]
-    code = [line for line in lines if line.strip().startswith(("def ", "return ", "self."))]
+    module = (ROOT / "attnlib" / "feed_forward.py").read_text("utf-8")
+    code = re.findall(r"^ *(?:def |return |self\.).*", module, re.MULTILINE)
     assert code
     assert not [line for line in code if "".join(line.split()) not in without_spaces]
     assert "(8.1)" in text and not re.search(r"\\(frac|mathsf|operatorname)", text)

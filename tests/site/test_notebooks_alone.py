@@ -173,7 +173,6 @@ def test_the_wheel_is_all_that_the_environment_has_of_us(bare):
 
 # ── shown by JupyterLab ──────────────────────────────────────────────────────────────
 
-JUPYTERLAB = "jupyterlab==4.6.6"
 # No news, no update checks, all cells at once rather than those that are in sight.
 OVERRIDES = """{
   "@jupyterlab/apputils-extension:notification":
@@ -203,14 +202,14 @@ SHOWN = "(count) => document.querySelectorAll('.jp-Notebook .jp-Cell').length ==
 
 
 @contextmanager
-def served(python: Path, folder: Path, home: Path):
+def served(folder: Path, home: Path):
     """JupyterLab on a free port, with settings of its own; gives the address."""
     (home / "settings").mkdir()
     (home / "settings" / "overrides.json").write_text(OVERRIDES, encoding="utf-8")
     environ = {key: os.environ[key] for key in os.environ if key != "PYTHONPATH"}
     environ |= {"JUPYTER_CONFIG_DIR": str(home / "config"), "HOME": str(home)}
     rooms = f"--ServerApp.root_dir={folder} --LabApp.app_settings_dir={home / 'settings'}"
-    command = [python, "-m", "jupyterlab", *OPTIONS.split(), *rooms.split()]
+    command = [sys.executable, "-m", "jupyterlab", *OPTIONS.split(), *rooms.split()]
     log = home / "log.txt"
     with log.open("w", encoding="utf-8") as stream:
         server = subprocess.Popen(command, env=environ, stdout=stream, stderr=stream)
@@ -228,23 +227,15 @@ def served(python: Path, folder: Path, home: Path):
 
 @pytest.fixture(scope="module")
 def lab(notebooks, browser, tmp_path_factory):
-    """A page of the browser and the address of JupyterLab, in an environment of its own."""
+    """A page of the browser, and the address of JupyterLab."""
     home, folder = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("shown")
     shutil.copytree(notebooks, folder, dirs_exist_ok=True)
-    python = home / "environment" / "bin" / "python"
-    run("-m", "venv", home / "environment")
-    install = [python, "-m", "pip", "install", "--quiet", JUPYTERLAB]
-    done = subprocess.run(install, capture_output=True)
-    if done.returncode and not os.environ.get("CI"):
-        pytest.skip(f"{JUPYTERLAB} cannot be installed here")
-    assert done.returncode == 0, done.stderr.decode()
-    with served(python, folder, home) as address:
+    with served(folder, home) as address:
         page = browser.new_page()
         yield page, address
         page.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the paths of its environment")
 @pytest.mark.costly("lab/{page}", "tools/editions/colab.py", source_of)
 @pytest.mark.parametrize("page", CHAPTERS)
 def test_jupyterlab_shows_the_formulas(lab, notebooks, page):

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
 from PIL import Image
 
+import attnlib
 from art import home_picture
 from site_browser import serve
 
@@ -34,7 +36,7 @@ PAGES = {
 }
 
 
-def build(folder: Path, **environment: str) -> Path:
+def build(folder, **environment):
     """A tiny site with this book's frame, built anew into the same folder."""
     for name, text in PAGES.items():
         (folder / f"{name}.rst").write_text(text)
@@ -43,6 +45,9 @@ def build(folder: Path, **environment: str) -> Path:
     command = [sys.executable, "-m", "sphinx", "-q", str(folder), str(folder / "html")]
     subprocess.run(command, check=True, env=known | environment)
     return folder / "html"
+
+
+either = pytest.mark.parametrize("known", [True, False])
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +61,13 @@ def sites(tmp_path_factory):
     return found
 
 
-def head(html: str) -> dict[str, str]:
+def head(html):
     """What the head of a page says, by name."""
-    tags = BeautifulSoup(html, "html.parser").head.find_all(["meta", "link", "base"])
-    names = [
-        tag.get("property") or tag.get("name") or tag.get("rel", ["base"])[0]
-        for tag in tags
-    ]
-    values = [tag.get("content") or tag.get("href") for tag in tags]
-    return dict(zip(names, values, strict=True))
+    found = {}
+    for tag in BeautifulSoup(html, "html.parser").head.find_all(["meta", "link", "base"]):
+        name = tag.get("property") or tag.get("name") or tag.get("rel", ["base"])[0]
+        found[name] = tag.get("content") or tag.get("href")
+    return found
 
 
 def test_with_an_address_a_page_says_where_it_is(sites):
@@ -81,13 +84,12 @@ def test_with_an_address_a_page_says_where_it_is(sites):
 
 def test_without_an_address_nothing_points_to_one(sites):
     assert "sitemap.xml" not in sites[False]  # nor is one left from the build before
+    pointer = r"og:(url|image)|canonical|<base|github|https?://(?!www.w3)"
     for name, html in sites[False].items():
-        assert not re.search(
-            r"og:(url|image)|canonical|<base|github|https?://(?!www.w3)", html
-        ), name
+        assert not re.search(pointer, html), name
 
 
-@pytest.mark.parametrize("known", [True, False])
+@either
 def test_a_link_has_a_title_and_a_description(sites, known):
     intro, on = head(sites[known]["intro.html"]), head(sites[known]["on.html"])
     assert intro["og:title"] == intro["og:site_name"] == "A book"
@@ -104,7 +106,7 @@ def test_the_sitemap_lists_the_pages(sites):
     assert found == [SITE, f"{SITE}on.html"]
 
 
-@pytest.mark.parametrize("known", [True, False])
+@either
 def test_404_leads_back_from_any_depth(sites, known, tmp_path, browser):
     """Served as the answer to a missing page, under the name of the repository."""
     at = tmp_path / ("a-book" if known else ".")
@@ -148,6 +150,20 @@ def test_the_card_has_the_size_that_previews_expect():
 
 def test_four_doors(site):
     home = BeautifulSoup((site / "index.html").read_text("utf-8"), "html.parser")
-    doors = home.select(".doors li a strong")
-    told = [door.get_text() for door in doors]
+    told = [door.get_text() for door in home.select(".doors li a strong")]
     assert told == ["Start reading", "Run it", "Use it", "Write it"]
+
+
+def test_the_page_of_the_package_lists_every_public_name(site):
+    page = BeautifulSoup((site / "api.html").read_text("utf-8"), "html.parser")
+    rows = [row.find_all("td") for row in page.select("table.names tbody tr")]
+    shown = {name.get_text() for name, _, _ in rows}
+    public = [*attnlib.__all__, *(f"backprop.{n}" for n in attnlib.backprop.__all__)]
+    assert len(shown) == len(rows)
+    assert set(public) - {"testing", "hf"} <= shown  # modules
+    assert {"testing.check_attention", "hf.register"} <= shown
+    for name, what, place in rows:
+        assert urlsplit(name.a["href"]).path.startswith("api_"), name
+        assert len(what.get_text()) > 10, name
+        key = re.fullmatch(r"chapter (\d+)|appendix ([A-Z])", place.get_text())
+        assert place.a["href"].startswith(key[2] or f"{int(key[1]):02}"), name
