@@ -1,9 +1,9 @@
 """Say what a contributor still owes for chapters, a line each; nothing if nothing.
 
 A mistake of each equation and exercise, kept in book/faults; a line of book/notation.md for
-each symbol; no term before its chapter in book/glossary.md; and how many screens of the
-page are left. Chapters are called by number or name; `changed` are those that differ from
-the last commit. The tests hold all this, here it is only said.
+each symbol; no term before its chapter in book/glossary.md; what the workbook needs; and
+how many screens of the page are left. Chapters are called by number or name; `changed` are
+those that differ from the last commit. The tests hold all this, here it is only said.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from bookkit.notation import (
     unexplained,
 )
 from build_book import is_current
+from editions import workbook_mistakes
 from site_browser import SCREENS, find_chromium, launched, screens
 
 
@@ -69,6 +70,7 @@ def owed(root: Path, chosen: list[Chapter], chapters: list[Chapter]) -> Iterator
         yield from mistakes(root, chapter)
         yield from letters(root, chapter)
         yield from words(root, chapter, chapters)
+        yield from workbook_mistakes.owed(root, chapter)
     if chosen:
         yield from room(root, chosen)
 

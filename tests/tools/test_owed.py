@@ -44,6 +44,7 @@ def said(root, monkeypatch, capsys):
     }.items():
         (root / "book" / name).parent.mkdir(exist_ok=True)
         (root / "book" / name).write_text(page, encoding="utf-8")
+    monkeypatch.setattr(owed.workbook_mistakes, "owed", lambda *_: [], raising=False)
 
     def told():
         capsys.readouterr()
@@ -88,6 +89,15 @@ def test_a_debt_is_a_line(root, said, change, lines):
     file, old, new = change
     edit(root / "book" / file, old, new)
     assert said() == [*lines, BUILD]
+
+
+def test_what_the_workbook_owes_is_said(root, said, monkeypatch):
+    def ours(where, chapter):
+        assert (where, chapter.name) == (root, "01_first")
+        return ["a blank"]
+
+    monkeypatch.setattr(owed.workbook_mistakes, "owed", ours)
+    assert said() == ["a blank", BUILD]
 
 
 def test_the_screens_that_are_left(root, said, monkeypatch):
