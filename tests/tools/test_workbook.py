@@ -8,19 +8,22 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 
+import build_book
 from bookkit.chapters import read_chapters
 from bookkit.grammar import SOLUTION
 from bookkit.mistakes import read_faults
 from bookkit.modules import read_modules
 from bookkit.statements import formatted
+from editions import workbook
 from editions.blanks import read_blanks, without_answer
 from editions.reflow import reflow, source_of
 from editions.workbook import write_workbook
 from other_answers import WRITTEN, other_answers
-from tiny_book import ROOT
+from tiny_book import ROOT, refused, run
 from workkit import cli, libraries
 from workkit.checking import Workbook
 from workkit.definitions import blank
@@ -193,6 +196,26 @@ def test_the_page_says_how_much_it_is(untouched):
     hours = round(sum(blank["minutes"] for blank in blanks) / 60)
     told = f"{len(blanks)} definitions, about {lines} lines, some {hours} hours"
     assert told in (ROOT / "book" / "workbook.md").read_text("utf-8")
+
+
+def test_the_site_is_built_if_it_is_missing(tmp_path, monkeypatch):
+    built, done = [], tmp_path / "_build" / "html" / ".sources"
+
+    def build(command):
+        assert command == [sys.executable, str(tmp_path / "tools" / "build_book.py")]
+        if not built:
+            done.parent.mkdir(parents=True)
+            done.touch()
+        built.append("the site")
+        return SimpleNamespace(returncode=not done.exists())
+
+    monkeypatch.setattr(build_book.subprocess, "run", build)
+    monkeypatch.setattr(workbook, "write_workbook", lambda *_: built.append("one") or {})
+    for _ in range(2):
+        assert run(workbook, tmp_path, str(tmp_path / "folder")) == 0
+    assert built == ["the site", "one", "one"]
+    done.unlink()
+    assert refused(workbook, tmp_path, "folder") == "the book does not build"
 
 
 @pytest.mark.thorough

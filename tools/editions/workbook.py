@@ -6,7 +6,7 @@
 A definition that the chapter derives is left out; `blanks.py` says which, `reflow.py` where
 it is to be written. The checks, and what the kept mistakes compute in them, lie in `data/`,
 the programs in `tools/`; our answers lie nowhere. The text is that of the notebooks for
-Colab, so build the book first.
+Colab, with the numbers of the site, which is built if it is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from address import address
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
 from bookkit.modules import read_modules
 from bookkit.normalize import METADATA
+from build_book import build_if_missing
 from editions.blanks import count, read_blanks
 from editions.offline_zip import pack
 from editions.plain import Plain
@@ -108,6 +109,7 @@ def main() -> int:
     args = options.parse_args()
     if not args.folder and not args.zip:
         options.error("name a folder, or --zip OUT.zip")
+    build_if_missing(args.root)
     data = write_workbook(args.root, args.folder, args.root) if args.folder else {}
     if args.zip:
         data = write_zip(args.root, args.zip, args.root)
