@@ -44,7 +44,7 @@ def said(root, monkeypatch, capsys):
     }.items():
         (root / "book" / name).parent.mkdir(exist_ok=True)
         (root / "book" / name).write_text(page, encoding="utf-8")
-    monkeypatch.setattr(owed.workbook_mistakes, "owed", lambda *_: [], raising=False)
+    monkeypatch.setattr(owed.workbook_mistakes, "owed", lambda *_: [])
 
     def told():
         capsys.readouterr()

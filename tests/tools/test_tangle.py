@@ -226,7 +226,7 @@ def test_exit_status_on_the_command_line(root):
 
 
 SHARED = {"CHAPTER", "LABEL", "Cell", "Equation"}
-SHARED |= {"checks_of", "only_python", "with_numbers"}
+SHARED |= {"marks_of", "only_python", "with_numbers"}
 
 
 def test_a_cell_is_taken_apart_in_one_place():

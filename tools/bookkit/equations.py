@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
-from bookkit.grammar import LABEL, Equation, checks_of
+from bookkit.grammar import LABEL, Equation, marks_of
 
 HEAD = """\
 # Equations
@@ -59,7 +59,7 @@ def exists(symbol: str) -> bool:
 def checked(source: str, where: str, faults: list[str]) -> list[str]:
     """The labels that a piece of code checks, as its comments say."""
     try:
-        labels = [label for _, label in checks_of(source)]
+        labels = [label for _, label in marks_of(source)]
     except (tokenize.TokenError, SyntaxError) as error:
         raise BookError(f"{where}: not Python: {error}") from error
     if labels and not re.search(r"^\s*[\w.]*\bassert", source, re.MULTILINE):

@@ -80,7 +80,7 @@ class Cell(NotebookNode):
 
     @property
     def checks(self) -> list[tuple[str, str]]:
-        return checks_of(self.python) if self.cell_type == "code" else []
+        return marks_of(self.python) if self.cell_type == "code" else []
 
     @property
     def labels(self) -> list[str]:
@@ -92,7 +92,7 @@ class Cell(NotebookNode):
         return list(equations_of(self.source)) if self.cell_type == "markdown" else []
 
 
-def checks_of(python: str) -> list[tuple[str, str]]:
+def marks_of(python: str) -> list[tuple[str, str]]:
     """The labels that the comments of some code name, each with `checks` or `illustrates`.
 
     Raises:

@@ -129,6 +129,12 @@ def source_of(shown: Shown, answered: bool) -> str:
     parts, piece = [], shown.pieces[0]
     for p in shown.pieces:
         blank = p.blank and not answered
-        parts.append(without_answer(p.blank, p.text) if blank else p.text)
+        parts.append(without_answer(p.blank, p.text)[0] if blank else p.text)
     what = f"yours, {piece.blank.symbol}" if piece.blank else "given"
     return f"# attnlib/{piece.module.name}.py: {what}\n" + "\n\n\n".join(parts)
+
+
+def answers_of(shown: list[Shown]) -> dict[str, str]:
+    """Our own cells of what the reader writes."""
+    asked = [s for s in shown if s.pieces and s.pieces[0].blank]
+    return {s.pieces[0].blank.name: source_of(s, answered=True) for s in asked}

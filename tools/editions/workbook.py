@@ -34,6 +34,7 @@ from editions.setup_cell import needed_files
 from editions.workbook_data import describe, package_of
 from editions.workbook_folder import furnish
 from editions.workbook_page import cells_of
+from editions.workbook_record import read_record
 from release import versions
 from workkit.package import blanks_of, texts_of, write_package
 from workkit.store import Store, only_one
@@ -50,8 +51,9 @@ def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, di
     data, notebooks = {}, {}
     for chapter in chapters:
         shown = reflow(chapter, modules, blanks)
-        package = package_of(chapter, modules, blanks)
-        known = describe(chapter, shown, package, plain, root)
+        known = describe(chapter, shown, plain)
+        known["package"] = package_of(chapter, modules, blanks)
+        known["mistakes"] = read_record(root, chapter)["mistakes"]
         data[chapter.key] = known
         made = new_notebook(cells=cells_of(chapter, shown, known, plain), metadata=METADATA)
         notebooks[chapter.path.name] = Chapter(folder / "book" / chapter.path.name, made)
