@@ -1,6 +1,6 @@
 """The notebooks for Colab: read as files, and compared with the site.
 
-tests/tools/colab_alone.py runs them, tests/tools/colab_lab.py looks at them in JupyterLab.
+tests/site/test_notebooks_alone.py runs them, and looks at them in JupyterLab.
 """
 
 from __future__ import annotations
