@@ -3,7 +3,8 @@
 #                 and a few others; PYTEST=--everything runs all
 # make prove      the costly proofs that are not on record: runs them, and writes the record
 # make chapters   after editing a chapter: its module, its outputs, the generated pages;
-#                 of those that differ from the last commit, or CHAPTERS="02 03", or =all
+#                 what is still owed, of those that differ from the last commit,
+#                 or of CHAPTERS="02 03", or of =all
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,12 +30,13 @@ prove: $(READY)
 CHAPTERS ?= changed
 
 chapters: $(READY)
-	$(RUN) -m ruff check
 	$(RUN) -m ruff format
+	$(RUN) -m ruff check
 	$(RUN) tools tangle
 	$(RUN) tools execute $(filter-out all,$(CHAPTERS))
 	$(RUN) tools equations
 	$(RUN) tools speed
+	$(RUN) tools owed $(filter-out all,$(CHAPTERS))
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("attnlib needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

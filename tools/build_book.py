@@ -15,9 +15,7 @@ import time
 from pathlib import Path
 
 from address import address
-from bookkit.chapters import ROOT, run
-from editions.colab import write_editions
-from editions.workbook import write_zip
+from bookkit.chapters import ROOT, BookError, run
 
 OPTIONS = "--config _config.yml --toc _toc.yml -W --keep-going -n"
 
@@ -47,8 +45,19 @@ def is_current(built: Path, root: Path) -> bool:
     return built.stat().st_mtime > max((root / name).stat().st_mtime for name in names)
 
 
+def build_if_missing(root: Path) -> None:
+    """For what is made from the site: builds it where no build has come to its end."""
+    if not (root / "_build" / "html" / ".sources").exists():
+        command = [sys.executable, str(root / "tools" / "build_book.py")]
+        if subprocess.run(command).returncode:
+            raise BookError("the book does not build")
+
+
 def main() -> int:
     """Run Jupyter Book in the root of the repository."""
+    from editions.colab import write_editions
+    from editions.workbook import write_zip  # whose program calls build_if_missing
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--into", type=Path, default=ROOT, help="the folder that gets _build (this one)"

@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SCREENS = 25  # of 1440 × 1000, at most, for a chapter
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 # The address bar's popups are pages of their own, which a headless window loads as well.
 # Chromium heeds the last list that it gets, so what matters of Playwright's is repeated.
@@ -36,6 +41,24 @@ def find_chromium() -> str | None:
     if os.environ.get("CHROMIUM"):
         return os.environ["CHROMIUM"]
     return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    """The browser, headless."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = find_chromium()
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def screens(page: Page) -> float:
+    """How many screens of 1440 × 1000 the page has that is open."""
+    page.set_viewport_size({"width": 1440, "height": 1000})
+    return page.evaluate("document.querySelector('article').scrollHeight") / 1000
 
 
 class _QuietHandler(SimpleHTTPRequestHandler):

@@ -10,8 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from bookkit.chapters import read_chapters
-from bookkit.equations import equations
-from bookkit.mistakes import KINDS, read_faults
+from bookkit.mistakes import read_faults, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = read_chapters(ROOT)
@@ -22,12 +21,8 @@ each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name
 def test_each_equation_and_exercise_has_mistakes(chapter):
     faults = read_faults(ROOT, chapter)
     kept = {(fault.subject, fault.kind) for fault in faults}
-    text = "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown")
-    asked = re.findall(r"^### Exercise (\w+\.\d+):", text, re.MULTILINE)
-    wanted = {(equation.label, "equation") for equation in equations(chapter, [])}
-    wanted |= {(number, kind) for number in asked for kind in KINDS}
-    assert wanted - kept == set(), "keep a mistake for each, in book/faults/"
-    assert kept - wanted == set(), "there is no such equation or exercise"
+    assert wanted(chapter) - kept == set(), "keep a mistake for each, in book/faults/"
+    assert kept - wanted(chapter) == set(), "there is no such equation or exercise"
     for fault in faults:
         said = fault.mistake
         assert said.endswith(".") and 20 <= len(said) <= 160, f"a sentence: {said}"
@@ -49,8 +44,8 @@ def test_mistakes_are_caught(chapter):
     assert done.returncode == 0, done.stdout
 
 
-def plant(root, name):
-    tool = [sys.executable, ROOT / "tools", "faults", "--root", str(root), name]
+def plant(root, name, *options):
+    tool = [sys.executable, ROOT / "tools", "faults", "--root", str(root), name, *options]
     return subprocess.run(tool, capture_output=True, encoding="utf-8")
 
 
@@ -93,9 +88,9 @@ def book(tmp_path):
     folder.mkdir(parents=True)
     nbformat.write(new_notebook(cells=list(HALVES)), folder.parent / "01_halves.ipynb")
 
-    def try_out(toml):
+    def try_out(toml, *options):
         (folder / "01_halves.toml").write_text(toml, encoding="utf-8")
-        done = plant(tmp_path, "01")
+        done = plant(tmp_path, "01", *options)
         return done.stdout + done.stderr
 
     return try_out
@@ -129,6 +124,22 @@ def test_what_is_not_caught_is_told(book):
     assert told.keys() == {name for name, (*_, why) in PLANTED.items() if why}
     for name, why in told.items():
         assert PLANTED[name][-1] in why, name
+
+
+def test_some_are_planted_alone(book):
+    """By subject or by words, with what each took; what names none is told."""
+    kept = HALF.format("A third", "x / 2", "x / 3") + HALF.format(
+        "A half", "x / 2", "2 / x"
+    )
+    kept += ANSWER.format("Itself", "x") + ANSWER.format("Twice", "2 * x")
+    said = book(kept, "--only", "1.1", "third")
+    told = re.findall(r"^(\d/\d) +\d+\.\d s  caught  (.*)\.$", said, re.MULTILINE)
+    assert told == [
+        ("1/3", "eq-half: A third"),
+        ("2/3", "1.1: Itself"),
+        ("3/3", "1.1: Twice"),
+    ]
+    assert "no mistake is kept for 1.2" in book(kept, "--only", "third", "1.2")
 
 
 REFUSED = {

@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bookkit.chapters import exported_module, read_chapters
-from bookkit.grammar import CLOSED, EQUATION, folded, only_python
+from bookkit.chapters import read_chapters
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE, LONGEST = 0.15, 40  # of the open code; lines
 CHAPTERS = [c for c in read_chapters(ROOT) if not c.is_appendix]
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
-
-
-def is_open(cell):
-    return not folded(cell.source) and not CLOSED & set(cell.metadata.get("tags", []))
 
 
 def lines(cell):
@@ -24,8 +19,8 @@ def lines(cell):
 
 @each_chapter
 def test_the_package_keeps_out_of_the_way(chapter):
-    shown = [cell for cell in chapter.code_cells if is_open(cell)]
-    listings = [cell for cell in shown if exported_module(chapter, cell)]
+    shown = [cell for cell in chapter.code_cells if cell.is_open]
+    listings = [cell for cell in shown if cell.module]
     for cell in listings:
         assert lines(cell) <= LONGEST, f"{chapter.where(cell)}: {lines(cell)} lines"
     share = sum(map(lines, listings)) / sum(map(lines, shown))
@@ -34,7 +29,7 @@ def test_the_package_keeps_out_of_the_way(chapter):
 
 def names_of(cell):
     """What a cell defines, and what it uses, at its top level or inside."""
-    nodes = list(ast.walk(ast.parse(only_python(cell.source))))
+    nodes = list(ast.walk(ast.parse(cell.python)))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     made = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     made |= {
@@ -54,13 +49,11 @@ def test_nothing_open_needs_what_is_folded(chapter):
     seen, hidden = set(), {}
     for cell in chapter.code_cells:
         made, used = names_of(cell)
-        if is_open(cell):
+        if cell.is_open:
             missing = {name: hidden[name] for name in used & hidden.keys() - seen - made}
             assert not missing, f"{chapter.where(cell)} uses what is folded: {missing}"
             seen |= made
-        elif not exported_module(
-            chapter, cell
-        ):  # a listing's caption names what it defines
+        elif not cell.module:  # a listing's caption names what it defines
             hidden.update(dict.fromkeys(made, cell.id))
 
 
@@ -69,8 +62,8 @@ def test_a_picture_comes_before_the_first_equation(chapter):
     for cell in chapter.cells:
         if "figure" in cell.metadata.get("mystnb", {}) or "<img" in cell.source:
             return
-        labels = [match[2] for match in EQUATION.finditer(cell.source) if match[2]]
-        if cell.cell_type == "markdown" and labels:
+        labels = [e.label for e in cell.equations if e.label]
+        if labels:
             raise AssertionError(f"{labels[0]} comes before any picture")
 
 

@@ -4,11 +4,10 @@ import pytest
 
 from bookkit.grammar import EQUATION
 from frame import CHAPTERS, FRAME, PAGES, code_cells, source_of, words
-from site_browser import serve
+from site_browser import SCREENS, screens, serve
 
 MAX_PAGE_BYTES = 500_000  # without MathJax
 PATIENCE = 15_000  # milliseconds, on a busy machine
-SCREENS = 25  # of 1440 × 1000, for a chapter
 each_origin = pytest.mark.parametrize("origin", ["served", "file"])
 
 
@@ -157,9 +156,7 @@ def check_solutions_open(reader, chapter):
 
 def check_length_and_marks(page, chapter):
     """On a wide screen; each mark at an equation opens the cell that checks it."""
-    page.set_viewport_size({"width": 1440, "height": 1000})
-    screens = page.evaluate("document.querySelector('article').scrollHeight") / 1000
-    assert screens <= SCREENS, f"{screens:.1f} screens of 1440 × 1000"
+    assert screens(page) <= SCREENS, "of 1440 × 1000"
     places = page.eval_on_selector_all(
         ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
     )

@@ -1,6 +1,6 @@
 """The notebooks for Colab: read as files, and compared with the site.
 
-tests/tools/colab_alone.py runs them, tests/tools/colab_lab.py looks at them in JupyterLab.
+tests/site/test_notebooks_alone.py runs them, and looks at them in JupyterLab.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ import build_book
 from address import address
 from bookkit.chapters import BookError, Chapter, read_chapters
 from bookkit.grammar import CHAPTER
+from editions import colab, offline_zip, pdf
 from editions.colab import edition, write_editions
 from editions.plain import Plain
 from editions.setup_cell import needed_files
 from release import versions
+from tiny_book import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTIONS = {
@@ -90,32 +92,13 @@ def article(site, name):
 # ── all notebooks ────────────────────────────────────────────────────────────────────
 
 
-def test_every_chapter_has_its_notebook(editions, site):
-    for folder in (*editions.values(), site / "notebooks"):
-        assert sorted(path.stem for path in folder.glob("*.ipynb")) == NAMES
-
-
-@each_edition
-def test_conversion_gives_the_same_bytes_again(editions, tmp_path, kind):
-    write_editions(ROOT, tmp_path, PUBLISHED if kind == "published" else None)
-    for name in NAMES:
-        file = f"{name}.ipynb"
-        assert (tmp_path / file).read_bytes() == (editions[kind] / file).read_bytes()
-
-
-def test_the_site_offers_these_notebooks(site, tmp_path):
+def test_the_site_offers_a_notebook_of_every_chapter(editions, site, tmp_path):
+    """Those that are made again, byte for byte."""
     write_editions(ROOT, tmp_path, address())
+    for folder in (*editions.values(), tmp_path, site / "notebooks"):
+        assert sorted(path.stem for path in folder.glob("*.ipynb")) == NAMES
     for path in tmp_path.iterdir():
         assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
-
-
-@each_edition
-@each_chapter
-def test_notebook_is_valid(editions, kind, name):
-    notebook = read(editions[kind], name)
-    nbformat.validate(notebook)
-    ids = [cell.id for cell in notebook.cells]
-    assert len(ids) == len(set(ids))
 
 
 SPHINX = {
@@ -133,23 +116,22 @@ SPHINX = {
 
 @each_edition
 @each_chapter
-def test_no_sphinx_is_left(editions, kind, name):
-    for cell in read(editions[kind], name).cells[1:]:
+def test_a_notebook_stands_alone(editions, kind, name):
+    """It is valid, without Sphinx, and reads only what its first cell has written."""
+    notebook = read(editions[kind], name)
+    nbformat.validate(notebook)
+    first, *cells = notebook.cells
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+    for cell in cells:
         text = LINK.sub(r"\1", cell.source)  # an address may have a label in it
         for what, pattern in SPHINX.items():
             found = re.search(pattern, text, re.MULTILINE)
             assert not found, f"{cell.id}: {what}: {found[0]}"
-
-
-@each_edition
-@each_chapter
-def test_nothing_is_read_from_the_repository(editions, kind, name):
-    notebook = read(editions[kind], name)
     for cell in code(notebook)[1:]:
         found = re.search(r"""["'](\.\./|_static/|/)[^"']*["']""", cell.source)
         assert not found, f"{cell.id} reads {found[0]}"
         for file in re.findall(r'"attnlib-files/([^"]+)"', cell.source):
-            assert f'files["{file}"] = ' in notebook.cells[0].source
+            assert f'files["{file}"] = ' in first.source
 
 
 # ── the same as the site ─────────────────────────────────────────────────────────────
@@ -335,11 +317,8 @@ def test_setup_installs_the_libraries_of_the_chapter(editions, monkeypatch, tmp_
     asked = Machine(monkeypatch, tmp_path, VERSION, HERE).run(first.source)
     found = [word for line in asked for word in re.findall(r'"(\w+)>=', line)]
     assert found == LIBRARIES[name]
-    monkeypatch.undo()  # here they are all installed, and nothing is asked for
-    shell = SimpleNamespace(run_line_magic=lambda *_: pytest.fail("installs something"))
-    parts = TransformerManager().transform_cell(first.source).partition("from packaging")
-    code = "from importlib.metadata import *\n" + "".join(parts[1:]).partition("files =")[0]
-    exec(code, {"get_ipython": lambda: shell})
+    asked = Machine(monkeypatch, tmp_path, "9999.0").run(first.source)
+    assert not [line for line in asked if ">=" in line], "what is here stays"
 
 
 @each_chapter
@@ -372,19 +351,12 @@ def converted(plain, *cells):
     )
 
 
-def test_only_a_chapter_with_kernels_asks_for_a_gpu(editions, plain):
-    title = new_markdown_cell("# Kernels\n\nText.")
-    with_gpu = converted(
-        plain, title, new_code_cell("import triton\nimport triton.language")
-    )
-    without = converted(plain, title, new_code_cell("# no import triton"))
-    assert with_gpu.metadata["accelerator"] == "GPU"
-    assert "The free T4 has 7.5" in with_gpu.cells[2].source
-    assert "accelerator" not in without.metadata
-    assert not any("T4" in cell.source for cell in without.cells)
-    for name in NAMES:
-        uses = "import triton" in "\n".join(cell.source for cell in code(original(name)))
-        assert ("accelerator" in read(editions["local"], name).metadata) == uses, name
+@each_chapter
+def test_only_a_chapter_with_kernels_asks_for_a_gpu(editions, name):
+    uses = any(re.search("^import triton", c.source, re.M) for c in code(original(name)))
+    notebook = read(editions["local"], name)
+    assert ("accelerator" in notebook.metadata) == uses
+    assert ("The free T4 has 7.5" in notebook.cells[2].source) == uses
 
 
 TURNED = {
@@ -432,6 +404,16 @@ def test_a_file_that_is_missing_is_refused():
     chapter = Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=[cell]))
     with pytest.raises(BookError, match=r"no file _static/missing\.json"):
         needed_files(chapter)
+
+
+@pytest.mark.parametrize("tool", [colab, offline_zip, pdf], ids=lambda tool: tool.__name__)
+def test_the_site_is_built_if_it_is_missing(tool, monkeypatch, tmp_path):
+    called = []
+    failed = SimpleNamespace(returncode=1)
+    monkeypatch.setattr(build_book.subprocess, "run", lambda c: called.append(c) or failed)
+    assert refused(tool, tmp_path, str(tmp_path / "out")) == "the book does not build"
+    assert called == [[sys.executable, str(tmp_path / "tools" / "build_book.py")]]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_book_that_is_not_built_is_refused(tmp_path):
@@ -499,17 +481,13 @@ def test_no_other_file_knows_the_address():
 
 def links_of(published, page, suffix):
     """The links of a page's template, by name; what it does not use is left out."""
-    loader = FileSystemLoader(ROOT / "book" / "_templates")
-    shown = (
-        Environment(loader=loader)
-        .get_template("layout.html")
-        .render(
-            pagename=page,
-            page_source_suffix=suffix,
-            published=published,
-            pathto=lambda target, resource=False: target,
-            toctree=lambda **options: "",
-        )
+    templates = Environment(loader=FileSystemLoader(ROOT / "book" / "_templates"))
+    shown = templates.get_template("layout.html").render(
+        pagename=page,
+        page_source_suffix=suffix,
+        published=published,
+        pathto=lambda target, resource=False: target,
+        toctree=lambda **options: "",
     )
     links = BeautifulSoup(shown, "html.parser").select(".chapter-links a")
     return {link.get_text(): link["href"] for link in links}

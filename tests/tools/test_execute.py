@@ -1,5 +1,6 @@
 """Chapters run in place and normalized, on a tiny book."""
 
+import difflib
 import os
 import shutil
 import subprocess
@@ -69,20 +70,16 @@ def test_a_kernel_has_sockets_of_its_own(root):
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 
 
-def test_notebooks_are_stored_in_one_format(root):
-    write(root / "book/01_first.ipynb", "# √")
-    stored = (root / "book/01_first.ipynb").read_bytes().decode("utf-8")
-    assert stored.startswith(
-        '{\n "cells": [\n  {\n   "cell_type": "markdown",\n   "id": "c0"'
-    )
-    assert stored.endswith('"nbformat": 4,\n "nbformat_minor": 5\n}\n')
-    assert "# √" in stored and "\r" not in stored
-
-
 def test_an_unknown_chapter_is_refused(root):
     assert "no chapter 07; there are: 01_first, 02_second" in refused(
         execute, root, "07", "01"
     )
+
+
+def commit(root):
+    for command in (["init"], ["add", "."], ["commit", "-m", "Two chapters"]):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *who, *command], cwd=root, check=True, capture_output=True)
 
 
 def test_what_has_changed_is_found(root):
@@ -99,13 +96,34 @@ def test_what_has_changed_is_found(root):
         encoding="utf-8",
     )
     assert done.returncode == 1 and "no way to tell what has changed" in done.stderr
-    for command in (["init"], ["add", "."], ["commit", "-m", "Two chapters"]):
-        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *who, *command], cwd=root, check=True, capture_output=True)
+    commit(root)
     assert execute.changed(root) == set()
     write(root / "book/02_second.ipynb", "# Second, changed")
     (found,) = execute.select(chapters.read_chapters(root), ["changed"], root)
     assert found.name == "02_second"
+
+
+def test_a_cell_that_is_put_in_changes_no_other(root):
+    """Neither their execution counts nor their ids, though Jupyter has counted anew."""
+    path = root / "book/01_first.ipynb"
+    commit(root)
+    write(path, "# First", code("1 + 1"), code("2"), code("print(3)"), "## More", code("4"))
+    run(execute, root, "01")
+    commit(root)
+    before = path.read_text(encoding="utf-8").splitlines()
+    chapter = chapters.read_chapters(root)[0]
+    for cell in chapter.code_cells:
+        cell.execution_count = 57
+    added = [code("5 + 5"), code("print(6)")]
+    chapter.notebook.cells[3:3] = added
+    chapter.write()
+    run(execute, root, "01")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    steps = [line for line in difflib.ndiff(before, lines) if line[0] in "+-?"]
+    assert {line[0] for line in steps} == {"+"}
+    cells = chapters.read_chapters(root)[0].code_cells
+    assert [cell.execution_count for cell in cells] == [1, 2, 3, 3, 3, 4]
+    assert [cell.id[-2:] for cell in cells] == ["-2", "-3", "-5", "-6", "-4", "-2"]
 
 
 def test_normalizing_keeps_what_the_reader_needs(root):
@@ -136,31 +154,25 @@ def test_normalizing_keeps_what_the_reader_needs(root):
 
 
 def test_ids_are_readable_and_unique(tmp_path):
-    imports = '# attnlib/deep/base.py\n"""A."""\n\nimport math'
-    long = "## " + "long " * 30
-    write(
-        tmp_path / "book/01_a.ipynb",
-        *[code("1"), "# Why 1/√d_k?", "text", code("1"), imports],
-        *[
-            "# attnlib/deep/base.py\nclass MaskedSoftmax:\n    x = 1",
-            code("1"),
-            "(tgt)=\n## More",
-        ],
-        *["```\n# no heading\n```", "## More", code("1"), long, code("1")],
-    )
+    """A definition has its name before a heading does: links of the API lead to it."""
+    module = '# attnlib/deep/base.py\n"""A."""\n\nimport math'
+    masked = "# attnlib/deep/base.py\nclass MaskedSoftmax:\n    x = 1"
+    cells = {
+        "cell-2": code("1"),
+        "why-1-d-k": "# Why 1/√d_k?",
+        "why-1-d-k-2": "text",
+        "why-1-d-k-3": code("1"),
+        "deep-base-imports": module,
+        "masked-softmax-2": "## Masked softmax",
+        "masked-softmax": masked,
+        "masked-softmax-3": code("1"),
+        "more": "(tgt)=\n## More",
+        "more-2": "```\n# no heading\n```",
+        "more-3": "## More",
+        "more-4": code("1"),
+        "long-" * 11 + "lon": "## " + "long " * 30,
+        "long-" * 11 + "lon-2": code("1"),
+    }
+    write(tmp_path / "book/01_a.ipynb", *cells.values())
     assert run(execute, tmp_path, "--normalize") == 0
-    ids = list(sources(tmp_path, "01_a"))
-    assert ids[:-2] == [
-        *["cell-2", "why-1-d-k", "why-1-d-k-2", "why-1-d-k-3", "deep-base-imports"],
-        *["masked-softmax", "why-1-d-k-4", "more", "more-2", "more-3", "more-4"],
-    ]
-    assert ids[-2].startswith("long-long") and ids[-1] == ids[-2] + "-2"
-    assert all(len(name) <= 64 for name in ids)
-
-
-def test_an_exported_definition_has_its_name_before_a_heading(tmp_path):
-    """Its link in the API is then that of the name, whatever the text above is called."""
-    masked = '# attnlib/base.py\n"""A."""\n\n\nclass MaskedSoftmax:\n    x = 1'
-    write(tmp_path / "book/01_a.ipynb", "# A", "## Masked softmax", masked)
-    assert run(execute, tmp_path, "--normalize") == 0
-    assert list(sources(tmp_path, "01_a")) == ["a", "masked-softmax-2", "masked-softmax"]
+    assert list(sources(tmp_path, "01_a")) == list(cells)

@@ -1,18 +1,31 @@
-"""Programs are short, each has its line, and what names one names it right."""
+"""Each program has its line, what names one names it right, and no import goes round."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 
 import pytest
 
 from tiny_book import ROOT, TOOLS
 
 
-@pytest.mark.parametrize("path", sorted(TOOLS.rglob("*.py")), ids=lambda path: path.stem)
-def test_a_program_is_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 150
+def imports_of(path):
+    """The files of workkit that one imports, also in a function or for its types."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    found = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    names = {n.module for n in found}
+    names |= {
+        f"{n.module}.{a.name}" for n in found for a in n.names if n.module == "workkit"
+    }
+    return {name.partition(".")[2] for name in names if name.startswith("workkit.")}
+
+
+def test_what_travels_with_the_workbook_imports_in_no_circle():
+    files = {path.stem: imports_of(path) for path in (TOOLS / "workkit").glob("*.py")}
+    assert {"workbook", "cells"} <= set(TopologicalSorter(files).static_order())
 
 
 def test_each_program_has_its_line():

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from bookkit.stage import in_a_fork
-from workkit import libraries, runner
-from workkit.ranks import PATIENCE
+from workkit import checking, runner
+from workkit.errors import PATIENCE
 from workkit.report import detail
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are copies here")
@@ -79,11 +79,11 @@ def test_a_rank_that_others_wait_for_is_told_in_a_sentence():
 def test_a_system_without_copies_is_told_in_one_line(monkeypatch):
     cells = [{"id": "head", "source": HEAD}]
     known = {"cells": cells, "blanks": {}, "exercises": [], "equations": {}}
-    assert libraries.absent(known) == []
-    monkeypatch.setattr(libraries.sys, "platform", "darwin")
-    names = libraries.absent(known)
-    (said,) = libraries.unchecked("23", known, {}, names)["said"]
+    assert checking.absent(known) == []
+    monkeypatch.setattr(checking.sys, "platform", "darwin")
+    names = checking.absent(known)
+    (said,) = checking.unchecked("23", known, {}, names)["said"]
     assert said.startswith(
         "The checks of chapter 23 start copies of a process: they run on"
     )
-    assert libraries.absent(known | {"cells": []}) == []
+    assert checking.absent(known | {"cells": []}) == []

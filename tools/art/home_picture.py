@@ -108,20 +108,14 @@ def picture(weights: torch.Tensor, places: dict[str, int | str]) -> str:
 
 def draw_card(wide: str, path: Path) -> None:
     """The sentence under the book's title, 1200 by 630 pixels."""
-    from playwright.sync_api import sync_playwright
-
-    from site_browser import ARGUMENTS, find_chromium
+    from site_browser import launched
 
     drawing = wide.replace("0 0 760 402", "0 0 760 180").replace('height="402"', "")
     html = (HERE / "home_picture.html").read_text("utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=find_chromium(), args=ARGUMENTS
-        )
+    with launched() as browser:
         page = browser.new_page(viewport={"width": 1200, "height": 630})
         page.set_content(Template(html).substitute(drawing=drawing))
         page.screenshot(path=path)
-        browser.close()
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from bookkit.grammar import CAPTION, CHAPTER
+from bookkit.grammar import CHAPTER, Cell, Equation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +25,9 @@ class Chapter:
 
     path: Path
     notebook: NotebookNode
+
+    def __post_init__(self) -> None:
+        self.notebook.cells = [Cell(cell) for cell in self.notebook.cells]
 
     @property
     def name(self) -> str:
@@ -52,22 +55,30 @@ class Chapter:
         return f"{'appendix' if self.is_appendix else 'chapter'} {self.number}"
 
     @property
-    def cells(self) -> list[NotebookNode]:
+    def cells(self) -> list[Cell]:
         return self.notebook.cells
 
     @property
-    def code_cells(self) -> list[NotebookNode]:
+    def code_cells(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell_type == "code"]
 
     @property
-    def text_cells(self) -> list[NotebookNode]:
+    def text_cells(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell_type == "markdown"]
 
     @property
+    def prose(self) -> str:
+        return "\n\n".join(cell.source for cell in self.text_cells)
+
+    @property
+    def equations(self) -> list[Equation]:
+        """The numbered ones."""
+        return [e for cell in self.text_cells for e in cell.equations if e.label]
+
+    @property
     def title(self) -> str:
-        for cell in self.text_cells:
-            if found := re.search(r"^# +(.+?) *$", cell.source, re.MULTILINE):
-                return found[1]
+        if found := re.search(r"^# +(.+?) *$", self.prose, re.MULTILINE):
+            return found[1]
         raise BookError(f"{self.file}: no title, a markdown heading that starts with '# '")
 
     @property
@@ -78,7 +89,7 @@ class Chapter:
         text = nbformat.writes(book, version=4)  # keys sorted, indent 1, √ as it is
         return text.rstrip("\n") + "\n"
 
-    def where(self, cell: NotebookNode) -> str:
+    def where(self, cell: Cell) -> str:
         return f"{self.file}, cell {cell.id}"
 
     def write(self) -> None:
@@ -91,27 +102,26 @@ def read_chapters(root: Path) -> list[Chapter]:
     for path in sorted((root / "book").glob("*.ipynb")):
         if not CHAPTER.match(path.name):
             continue
-        try:
-            notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
-        except (ValueError, nbformat.ValidationError) as error:
-            raise BookError(f"book/{path.name}: not a notebook: {error}") from error
         if chapters and chapters[-1].key == path.name.partition("_")[0]:
             raise BookError(
                 f"{chapters[-1].file} and book/{path.name} have the same number"
             )
-        chapters.append(Chapter(path, notebook))
+        chapters.append(read_chapter(path))
     return chapters
 
 
-def exported_module(chapter: Chapter, cell: NotebookNode) -> str | None:
-    """`backprop/softmax` for a cell with caption `# attnlib/backprop/softmax.py`."""
-    caption = cell.source.partition("\n")[0]
-    if cell.cell_type != "code" or not re.match(r"#+\s*attnlib/", caption):
-        return None
-    if match := CAPTION.fullmatch(caption):
-        return match[1]
-    where = chapter.where(cell)
-    raise BookError(f"{where}: the caption {caption!r} should read '# attnlib/<module>.py'")
+def read_chapter(path: Path) -> Chapter:
+    try:
+        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+    except (ValueError, nbformat.ValidationError) as error:
+        raise BookError(f"book/{path.name}: not a notebook: {error}") from error
+    chapter = Chapter(path, notebook)
+    for cell in chapter.code_cells:
+        first, where = cell.source.partition("\n")[0], chapter.where(cell)
+        if re.match(r"#+\s*attnlib/", first) and not cell.module:
+            fault = f"the caption {first!r} should read '# attnlib/<module>.py'"
+            raise BookError(f"{where}: {fault}")
+    return chapter
 
 
 def write_text(path: Path, text: str) -> None:
@@ -130,10 +140,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def run(main: Callable[[], int]) -> None:
     """Run a tool; a mistake in the book ends it with a message, not with a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(
-            encoding="utf-8"
-        )  # chapters hold √ and ×, a Windows pipe may not
+    for stream in (sys.stdout, sys.stderr):  # chapters hold √, a Windows pipe may not
+        stream.reconfigure(encoding="utf-8")
     try:
         sys.exit(main())
     except BookError as error:

@@ -6,19 +6,17 @@ It is checked by a comment, `# checks eq-name, eq-other`, in a code cell that as
 a file in tests/.
 """
 
-import io
 import pydoc
 import re
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
-from bookkit.grammar import CHECKS, COMMENT, EQUATION, LABEL, only_python
+from bookkit.grammar import LABEL, Equation, marks_of
 
 HEAD = """\
 # Equations
@@ -29,41 +27,26 @@ equations of the documents that specify the package are marked in [](sources.md)
 Links = dict[str, list[str]]
 
 
-@dataclass
-class Equation:
-    label: str
-    formula: str
-    source: str
-    symbols: list[str]
-
-    def entry(self, checks: list[str], public: tuple[str, ...]) -> str:
-        """The equation on the page: no table, so that it fits a phone."""
-        roles = {s: "{py:obj}`~" if s.startswith(public) else "`" for s in self.symbols}
-        code = ", ".join(f"{role}{symbol}`" for symbol, role in roles.items())
-        facts = [f"Source: {self.source}.", *([f"Code: {code}."] if code else [])]
-        facts.append(f"Checked in {', '.join(checks)}.")
-        return f"{{eq}}`{self.label}` {' '.join(facts)}\n\n$$\n{self.formula}\n$$\n"
+def entry(equation: Equation, checks: list[str], public: tuple[str, ...]) -> str:
+    """The equation on the page: no table, so that it fits a phone."""
+    roles = {s: "{py:obj}`~" if s.startswith(public) else "`" for s in equation.symbols}
+    code = ", ".join(f"{role}{symbol}`" for symbol, role in roles.items())
+    facts = [f"Source: {equation.source}.", *([f"Code: {code}."] if code else [])]
+    facts.append(f"Checked in {', '.join(checks)}.")
+    shown = f"{{eq}}`{equation.label}` {' '.join(facts)}"
+    return f"{shown}\n\n$$\n{equation.formula}\n$$\n"
 
 
-def equations(chapter: Chapter, faults: list[str]) -> list[Equation]:
-    """The labeled equations of a chapter, each with the comment that follows it."""
-    found = []
-    for cell in chapter.text_cells:
-        for match in (m for m in EQUATION.finditer(cell.source) if m[2]):
-            formula, label = re.sub(r"\s*(?<!\\)[.,;]?\s*$", "", match[1]).strip(), match[2]
-            fault = f"{chapter.where(cell)}: {label}: "
-            if not re.fullmatch(LABEL, label):
-                faults.append(f"{fault}a label is eq-name: lower case, digits and hyphens")
-            comment = COMMENT.match(cell.source, match.end())
-            name, source, symbols = comment.groups() if comment else (label, "", "")
-            if not source.strip():
-                faults.append(f"{fault}after it, write <!-- {label} | source | symbol -->")
-            if name.strip() != label:
-                faults.append(f"{fault}the comment after it is about {name.strip()}")
-            wanted = [symbol.strip() for symbol in symbols.split(",") if symbol.strip()]
-            faults += [f"{fault}there is no {s}" for s in wanted if not exists(s)]
-            found.append(Equation(label, formula, source.strip(), wanted))
-    return found
+def problems(equation: Equation) -> list[str]:
+    """What is wrong with an equation and the comment below it."""
+    label, found = equation.label, []
+    if not re.fullmatch(LABEL, label):
+        found.append("a label is eq-name: lower case, digits and hyphens")
+    if not equation.source:
+        found.append(f"after it, write <!-- {label} | source | symbol -->")
+    if equation.about != label:
+        found.append(f"the comment after it is about {equation.about}")
+    return found + [f"there is no {s}" for s in equation.symbols if not exists(s)]
 
 
 def exists(symbol: str) -> bool:
@@ -75,16 +58,11 @@ def exists(symbol: str) -> bool:
 
 def checked(source: str, where: str, faults: list[str]) -> list[str]:
     """The labels that a piece of code checks, as its comments say."""
-    if not CHECKS.search(source):
-        return []
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(only_python(source)).readline))
+        labels = [label for _, label in marks_of(source)]
     except (tokenize.TokenError, SyntaxError) as error:
         raise BookError(f"{where}: not Python: {error}") from error
-    comments = [CHECKS.match(t.string) for t in tokens if t.type == tokenize.COMMENT]
-    labels = [label for match in comments if match for label in match[2].split(", ")]
-    names = [t.string for t in tokens if t.type == tokenize.NAME]
-    if labels and not any(name.startswith("assert") for name in names):
+    if labels and not re.search(r"^\s*[\w.]*\bassert", source, re.MULTILINE):
         faults.append(f"{where}: checks {', '.join(labels)}, but has no assert")
     return labels
 
@@ -94,7 +72,7 @@ def find_checks(chapters: list[Chapter], root: Path, faults: list[str]) -> Links
     checks: Links = defaultdict(list)
     for chapter in chapters:
         for cell in chapter.code_cells:
-            for label in checked(cell.source, chapter.where(cell), faults):
+            for label in checked(cell.python, chapter.where(cell), faults):
                 text, target = chapter.called, f"<cell-{chapter.key}-"
                 if before := sum(target in link for link in checks[label]):
                     text += f" ({before + 1})"
@@ -109,9 +87,12 @@ def find_checks(chapters: list[Chapter], root: Path, faults: list[str]) -> Links
 def page(chapters: list[Chapter], root: Path) -> str:
     """The text of book/equations.md; if there are mistakes, all of them are listed."""
     faults: list[str] = []
-    found = {chapter: equations(chapter, faults) for chapter in chapters}
+    for chapter, cell in ((c, cell) for c in chapters for cell in c.text_cells):
+        for equation in (e for e in cell.equations if e.label):
+            where = f"{chapter.where(cell)}: {equation.label}"
+            faults += [f"{where}: {problem}" for problem in problems(equation)]
     checks = find_checks(chapters, root, faults)
-    count = Counter(equation.label for made in found.values() for equation in made)
+    count = Counter(equation.label for c in chapters for equation in c.equations)
     for label, times in count.items():
         if times > 1:
             faults.append(f"{label}: the label of {times} equations")
@@ -124,9 +105,9 @@ def page(chapters: list[Chapter], root: Path) -> str:
     api = "\n".join(p.read_text("utf-8") for p in (root / "book").glob("api_*.md"))
     public = tuple(re.findall(r"^\.\. auto\w+:: ([\w.]+)", api, re.MULTILINE))
     parts = [HEAD]
-    for chapter, made in ((c, made) for c, made in found.items() if made):
+    for chapter in (c for c in chapters if c.equations):
         parts.append(f"## [{chapter.number}. {chapter.title}]({chapter.path.name})\n")
-        parts += [equation.entry(checks[equation.label], public) for equation in made]
+        parts += [entry(e, checks[e.label], public) for e in chapter.equations]
     return "\n".join(parts)
 
 

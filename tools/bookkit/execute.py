@@ -1,6 +1,7 @@
 """Run chapters in place, and normalize them, so that running twice gives no diff.
 
-A chapter that fails is named with its cell and is not written; the others still run.
+A chapter that fails is named with its cell and is not written; the others still run. What
+did not change keeps its execution count.
 Chapters are called by number or name; `changed` are those that differ from the last commit.
 """
 
@@ -20,7 +21,7 @@ from traitlets.config import Config
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
-from bookkit.normalize import normalize
+from bookkit.normalize import normalize, number
 
 TIMEOUT = 600  # seconds a cell
 # Threads that wait for others sleep: on a busy machine they would take the others' time.
@@ -61,6 +62,7 @@ def execute(chapter: Chapter, root: Path) -> None:
         )
     except Exception as error:  # of the cell, a timeout, a dead kernel: reported alike
         raise BookError(report(chapter, running, error)) from error
+    number(chapter, root)
 
 
 def report(chapter: Chapter, running: list[NotebookNode], error: Exception) -> str:

@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
-from bookkit.equations import checked, equations
 from bookkit.execute import select
-from bookkit.grammar import SOLUTION
 from bookkit.mistakes import Fault, read_faults
 from bookkit.stage import Calls, Stage, prepare
 
@@ -46,7 +45,7 @@ def patched(stage: Stage, fault: Fault) -> dict[int, str]:
 def judge(stage: Stage, fault: Fault) -> tuple[int, Callable[[], str]]:
     """The cell before which a fault is planted, and what then says why it is not caught."""
     if fault.kind != "equation":
-        found = [m[1] if (m := SOLUTION.match(s)) else "" for s in stage.sources]
+        found = [cell.exercise for cell in stage.cells]
         if fault.subject not in found:
             raise BookError(f"{fault}\n  no cell starts with # Solution {fault.subject}")
         first = found.index(fault.subject)
@@ -64,7 +63,7 @@ def unless_seen(stage: Stage, label: str, changes: dict[int, str]) -> str:
     """Empty if a cell that checks the label catches the change; otherwise what happened."""
     first, told = min(changes), []
     for target in range(first, len(stage.cells)):
-        if label in checked(stage.sources[target], "", []):
+        if label in stage.cells[target].labels:
             said = stage.attempt(first, target, changes, set(changes))
             if said.startswith("caught"):
                 said = stage.attempt(first, target, {}, set(changes))
@@ -81,16 +80,17 @@ def act(
     """Runs the chapter with each mistake planted in its turn; yields what is wrong."""
     stage = Stage(chapter)
     plans = [(fault, *judge(stage, fault)) for fault in faults]
-    named = {e.label: e.symbols for e in equations(chapter, [])}
-    unrun = {(label, symbol) for label, symbols in named.items() for symbol in symbols}
+    unrun = {(e.label, symbol) for e in chapter.equations for symbol in e.symbols}
+    done = 0
     for index, source in enumerate(stage.sources):
         for fault, find in ((fault, find) for fault, at, find in plans if at == index):
+            start, done = time.perf_counter(), done + 1
             said = find()
-            tell(f"{'NOT CAUGHT' if said else 'caught'}  {fault}")
+            took = f"{done}/{len(plans)} {time.perf_counter() - start:5.1f} s"
+            tell(f"{took}  {'NOT CAUGHT' if said else 'caught'}  {fault}")
             if said:
                 yield f"{fault}\n  {said}"
-        labels = checked(source, "", [])
-        wanted = {pair for pair in unrun if pair[0] in labels}
+        wanted = {pair for pair in unrun if pair[0] in stage.cells[index].labels}
         with Calls() if wanted else contextlib.nullcontext(set()) as names:
             stage.run(stage.cells[index].id, source)
         names |= set(re.findall(r"\b[A-Z][A-Z_\d]+\b", source))  # constants are not called
@@ -99,13 +99,22 @@ def act(
         yield f"{label}: none of the cells that check it runs {symbol}"
 
 
+def chosen(faults: list[Fault], words: list[str]) -> list[Fault]:
+    """Those of a subject, or with some words in their sentence; all, if none is named."""
+    found = {w: [f for f in faults if w == f.subject or w in f.mistake] for w in words}
+    if missing := [word for word, its in found.items() if not its]:
+        raise BookError(f"no mistake is kept for {', '.join(missing)}")
+    return [f for f in faults if not words or any(f in its for its in found.values())]
+
+
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("chapter", help="such as 01")
-    options.add_argument("--only", metavar="SUBJECT", help="a label, or an exercise")
+    about = "labels, exercises, or parts of a mistake's sentence"
+    options.add_argument("--only", nargs="+", default=[], metavar="WHAT", help=about)
     args = options.parse_args()
     (chapter,) = select(read_chapters(args.root), [args.chapter], args.root)
-    faults = [f for f in read_faults(args.root, chapter) if args.only in (None, f.subject)]
+    faults = chosen(read_faults(args.root, chapter), args.only)
     prepare(chapter)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         tell = partial(print, flush=True, file=sys.stderr)

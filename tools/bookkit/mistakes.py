@@ -7,6 +7,7 @@ mistake, and an answer: code that ends by calling the exercise's check.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,13 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.mistake}"
+
+
+def wanted(chapter: Chapter) -> set[tuple[str, str]]:
+    """Subject and kind of what a chapter keeps a mistake for, at least one of each."""
+    asked = re.findall(r"^### Exercise (\w+\.\d+):", chapter.prose, re.MULTILINE)
+    found = {(number, kind) for number in asked for kind in KINDS}
+    return found | {(equation.label, "equation") for equation in chapter.equations}
 
 
 def read_faults(root: Path, chapter: Chapter) -> list[Fault]:

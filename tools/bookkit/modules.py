@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from nbformat import NotebookNode
-
-from bookkit.chapters import BookError, Chapter, exported_module
+from bookkit.chapters import BookError, Chapter
+from bookkit.grammar import Cell
 from bookkit.statements import Statement, refuse_imports, sections, statements
 
 
@@ -18,7 +17,7 @@ class Module:
 
     name: str  # with slashes: backprop/softmax
     chapters: list[Chapter] = field(default_factory=list)  # the one of each cell
-    cells: list[NotebookNode] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
     docstring: str = ""  # as written, quotes included
     imports: list[Statement] = field(default_factory=list)
     bodies: list[list[Statement]] = field(default_factory=list)  # definitions, cell by cell
@@ -56,7 +55,7 @@ class Module:
     def where(self, index: int) -> str:
         return self.chapters[index].where(self.cells[index])
 
-    def add(self, chapter: Chapter, cell: NotebookNode) -> None:
+    def add(self, chapter: Chapter, cell: Cell) -> None:
         self.chapters.append(chapter)
         self.cells.append(cell)
         source, where = cell.source.partition("\n")[2], self.where(-1)
@@ -73,7 +72,7 @@ def read_modules(chapters: list[Chapter]) -> dict[str, Module]:
     modules: dict[str, Module] = {}
     for chapter in chapters:
         for cell in chapter.cells:
-            if name := exported_module(chapter, cell):
+            if name := cell.module:
                 modules.setdefault(name, Module(name)).add(chapter, cell)
         refuse_second_definitions([m for m in modules.values() if chapter in m.chapters])
     for module in modules.values():

@@ -1,12 +1,18 @@
 """What is kept of an executed chapter, so that running it again gives no diff."""
 
 import re
+import subprocess
 import unicodedata
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from itertools import chain, count
+from pathlib import Path
 
+import nbformat
 from nbformat import NotebookNode, from_dict
 
-from bookkit.chapters import Chapter, exported_module
-from bookkit.grammar import folded
+from bookkit.chapters import Chapter
+from bookkit.grammar import Cell
 from bookkit.statements import statements
 
 METADATA = {
@@ -21,7 +27,7 @@ def normalize(chapter: Chapter) -> None:
     chapter.notebook.metadata = from_dict(METADATA)
     for cell in chapter.cells:
         cell.source = cell.source.rstrip()
-        cell.metadata = cell_metadata(cell.metadata, folded(cell.source))
+        cell.metadata = cell_metadata(cell.metadata, bool(cell.sentence))
         if cell.cell_type == "code":
             cell.outputs = outputs(cell.outputs)
     for cell, name in zip(chapter.cells, readable_ids(chapter), strict=True):
@@ -60,32 +66,68 @@ def sizes(metadata: NotebookNode) -> dict[str, dict[str, int]]:
 
 
 def readable_ids(chapter: Chapter) -> list[str]:
-    """After what it defines, or its heading; others count on from the heading above."""
-    defined = [definition(chapter, cell) for cell in chapter.cells]
+    """After what it defines, or its heading; others count on from the heading above.
+
+    A number that it has stays: a cell that is put between others moves none of theirs.
+    """
+    named = list(zip(chapter.cells, names(chapter), strict=True))
+    defined = [name for cell, (name, _) in named if cell.module]
+    numbered = {c.id for c, (name, _) in named if re.fullmatch(rf"{name}-\d+", c.id)}
     ids: list[str] = []
-    above = "cell"
-    for cell, own in zip(chapter.cells, defined, strict=True):
-        taken = ids if own else [*ids, *defined]  # a definition before a heading
-        if cell.cell_type == "markdown":
-            headings = HEADING.findall(FENCE.sub("", cell.source))
-            above = slug(headings[-1]) if headings else above
-            own = slug(headings[0]) if headings else ""
-        name, count = own, 1
-        while not name or name in taken:
-            count += 1
-            name = f"{own or above}-{count}"
-        ids.append(name)
+    for cell, (name, own) in named:
+        taken = ids if cell.module else [*ids, *defined]  # a definition before a heading
+        free = (f"{name}-{n}" for n in count(2) if f"{name}-{n}" not in numbered)
+        options = chain([name] * own, {cell.id} & numbered, free)
+        ids.append(next(option for option in options if option not in taken))
     return ids
 
 
-def definition(chapter: Chapter, cell: NotebookNode) -> str:
-    """The first name that an exported cell defines; empty for any other cell."""
-    module = exported_module(chapter, cell)
-    if not module:
+def names(chapter: Chapter) -> Iterator[tuple[str, bool]]:
+    """What each cell is called after, and whether that is its own or the heading above."""
+    above = "cell"
+    for cell in chapter.cells:
+        own = definition(chapter, cell)
+        if cell.cell_type == "markdown":
+            headings = list(map(slug, HEADING.findall(FENCE.sub("", cell.source))))
+            own, above = (headings[0], headings[-1]) if headings else ("", above)
+        yield own or above, bool(own)
+
+
+def definition(chapter: Chapter, cell: Cell) -> str:
+    """The first name that a listing defines; empty for any other cell."""
+    if not cell.module:
         return ""
     found = statements(cell.source, chapter.where(cell))
     names = [name for s in found if not s.is_import for name in s.names]
-    return slug(names[0] if names else f"{module}-imports")
+    return slug(names[0] if names else f"{cell.module}-imports")
+
+
+def number(chapter: Chapter, root: Path) -> None:
+    """Execution counts as in the last commit, where a source is; others go on from above.
+
+    They share a count with the next cell that kept its own, if none is left between. So
+    counts never go down, and a cell that is put in, or taken out, changes no other's.
+    """
+    before, cells = committed(chapter, root), chapter.code_cells
+    old, new = [cell.source for cell in before], [cell.source.rstrip() for cell in cells]
+    counts: list[int | None] = [None] * len(cells)
+    for a, b, size in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        counts[b : b + size] = [cell.execution_count for cell in before[a : a + size]]
+    above = 0
+    for index, cell in enumerate(cells):
+        above = counts[index] or min([above + 1, *filter(None, counts[index:])])
+        cell.execution_count = above
+        for output in (o for o in cell.outputs if "execution_count" in o):
+            output.execution_count = above
+
+
+def committed(chapter: Chapter, root: Path) -> list[Cell]:
+    """The chapter's code cells in the last commit; none where Git knows none."""
+    command = ["git", "show", f"HEAD:./{chapter.file}"]
+    done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        return []
+    return Chapter(chapter.path, nbformat.reads(done.stdout, as_version=4)).code_cells
 
 
 def slug(text: str) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from bookkit.chapters import Chapter
-from bookkit.grammar import only_python
 from bookkit.statements import global_names
 
 SECONDS = 120  # of computing, for one fork: what never ends is ended
@@ -26,7 +25,7 @@ class Stage:
 
     def __init__(self, chapter: Chapter) -> None:
         self.cells = chapter.code_cells
-        self.sources = [only_python(cell.source) for cell in self.cells]
+        self.sources = [cell.python for cell in self.cells]
         self.module = ModuleType("__main__")
         self.module.__dict__["__builtins__"] = builtins
 

@@ -14,10 +14,12 @@ import ast
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bookkit.chapters import BookError
 from editions.runs import handed_on, runs_of
 
+REFUSALS = "refuse_", "require_"  # how the names of what refuses begin
 GIVEN = {"from_torch", "from_linear", "extra_repr", "_load_from_state_dict"}
 GIVEN |= {
     "vmap",
@@ -38,13 +40,12 @@ class Blank:
     name: str  # masks.causal_mask
     minutes: int
     todo: str
-    hints: list[str]
+    hints: list[str] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)  # its names in the story
     toy: bool = False  # the story's definition of its name is another thing, and stays
     story: str = ""  # code that makes of the reader's what the story means by that name
     given: list[str] = field(default_factory=list)  # methods, or beginnings, that stay
     lines: int = 0  # that it takes; 0 means as many as ours
-    counted: int = 0  # the same, when known
 
     @property
     def module(self) -> str:
@@ -56,21 +57,32 @@ class Blank:
 
 
 def read_blanks(root: Path) -> dict[str, Blank]:
-    path = root / "book" / "workbook" / "blanks.toml"
-    tables = tomllib.loads(path.read_text(encoding="utf-8")).get("blank", [])
     blanks = {}
-    for table in tables:
+    for table in read_settings(root).get("blank", []):
         blank = Blank(**table)
         if blank.name in blanks:
-            raise BookError(f"{path.name}: {blank.name} stands there twice")
+            raise BookError(f"blanks.toml: {blank.name} stands there twice")
         if len(blank.hints) != 2:
-            raise BookError(f"{path.name}: {blank.name} needs two hints")
+            raise BookError(f"blanks.toml: {blank.name} needs two hints")
         blanks[blank.name] = blank
     return blanks
 
 
-def without_answer(blank: Blank, source: str) -> str:
-    """The definition with its signature, its docstring and the plumbing, and a blank."""
+def read_given(root: Path) -> set[str]:
+    """Definitions, and whole modules, that no reader is asked for."""
+    return set(read_settings(root)["given"])
+
+
+def read_settings(root: Path) -> dict[str, Any]:
+    path = root / "book" / "workbook" / "blanks.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def without_answer(blank: Blank, source: str) -> tuple[str, int]:
+    """The definition with its signature, its docstring and the plumbing, and a blank.
+
+    And about how many lines belong there.
+    """
     (node,) = ast.parse(source).body
     lines = source.split("\n")
     functions = [node] if isinstance(node, ast.FunctionDef) else []
@@ -78,7 +90,7 @@ def without_answer(blank: Blank, source: str) -> str:
         stay = GIVEN | set(blank.given)
         parts = [n for n in node.body if isinstance(n, ast.FunctionDef)]
         functions = [n for n in parts if n.name not in stay]
-    removed, told = 0, blank.lines
+    removed = 0
     for function in reversed(functions):
         runs = runs_of(function, blank.given)
         for index, (first, last) in reversed(list(enumerate(runs))):
@@ -89,13 +101,12 @@ def without_answer(blank: Blank, source: str) -> str:
             indent = " " * first.col_offset
             asks = [ASKS.format(owner)] if index == 0 else []
             asks += [f"{name} = ..." for name in handed_on(function, first, last)]
-            about = f"# Yours: about {count(told or end - start)}."
+            about = f"# Yours: about {count(blank.lines or end - start)}."
             removed += end - start
             lines[start:end] = [f"{indent}{line}" for line in [about, *(asks or ["..."])]]
     if not removed:
         raise BookError(f"blanks.toml: nothing of {blank.name} can be left out")
-    blank.counted = told or removed
-    return "\n".join(lines)
+    return "\n".join(lines), blank.lines or removed
 
 
 def count(lines: int) -> str:

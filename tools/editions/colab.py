@@ -4,8 +4,8 @@ It needs nothing beside it: its first cell installs attnlib and writes the files
 chapter reads, and its text has no Sphinx in it. Results are kept, so that a reader sees
 them before running anything, but not those of solutions.
 
-Build the book first: the numbers are the site's. Links to the site are made only where the
-book is published, see tools/address.py.
+The numbers are those of the site, which is built if it is missing. Links to it are made
+only where the book is published, see tools/address.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its 
 
 from address import Address, address
 from bookkit.chapters import Chapter, parser, read_chapters, run
-from bookkit.grammar import CLOSED, SOLUTION
-from bookkit.grammar import folded as is_folded
+from bookkit.grammar import Cell
 from bookkit.normalize import METADATA
+from build_book import build_if_missing
 from editions.plain import Plain
 from editions.setup_cell import FILE, FOLDER, setup_code
 from release import versions
@@ -51,8 +51,8 @@ def edition(chapter: Chapter, plain: Plain, setup: str) -> NotebookNode:
             if uses_gpu and text.startswith("# "):
                 cells.append(new_markdown_cell(GPU_HINT, id="gpu"))
             continue
-        if (solution := SOLUTION.match(cell.source)) and solution[1] != asked:
-            asked = solution[1]
+        if cell.exercise and cell.exercise != asked:
+            asked = cell.exercise
             name = f"your-turn-{asked.replace('.', '-')}"
             cells.append(new_code_cell("# Your turn", id=name))
         cells += code_cells(chapter, cell, plain)
@@ -63,15 +63,13 @@ def edition(chapter: Chapter, plain: Plain, setup: str) -> NotebookNode:
     return new_notebook(cells=cells, metadata=metadata)
 
 
-def code_cells(chapter: Chapter, cell: NotebookNode, plain: Plain) -> list[NotebookNode]:
+def code_cells(chapter: Chapter, cell: Cell, plain: Plain) -> list[NotebookNode]:
     """A code cell, and the caption of its figure below it."""
-    tags = CLOSED.intersection(cell.metadata.get("tags", []))
     source = plain.code(FILE.sub(rf'"{FOLDER}/\2"', cell.source))
-    closed = tags or is_folded(cell.source)
-    made = new_code_cell(source, id=cell.id, metadata=folded() if closed else {})
-    if closed:
+    made = new_code_cell(source, id=cell.id, metadata={} if cell.is_open else folded())
+    if not cell.is_open:
         made.source = re.sub(r"\A# (?!@)", "# @title ", source)
-    if not SOLUTION.match(source):
+    if not cell.exercise:
         made.outputs, made.execution_count = cell.outputs, cell.execution_count
     return plain.captioned(made, chapter, cell)
 
@@ -83,12 +81,13 @@ def folded() -> dict[str, object]:
 
 def closing(chapter: Chapter, plain: Plain) -> str:
     """What the chapter cites, where it is from, and its license."""
-    texts = [cell.source for cell in chapter.text_cells]
     captions = [
         cell.metadata.get("mystnb", {}).get("figure", {}).get("caption", "")
         for cell in chapter.cells
     ]
-    entries = [f"- {entry}" for entry in plain.references("\n".join(texts + captions))]
+    entries = [
+        f"- {entry}" for entry in plain.references("\n".join([chapter.prose, *captions]))
+    ]
     book = plain.link("*Attention, derived*", f"{chapter.name}.html")
     end = f"{chapter.called[0].upper()}{chapter.called[1:]} of {book}. {LICENSE}"
     return "\n".join([*(["## References", "", *entries, ""] if entries else []), end])
@@ -117,6 +116,7 @@ def main() -> int:
     options.add_argument("folder", nargs="?", type=Path, help="instead of _build/colab")
     args = options.parse_args()
     folder = args.folder or args.root / "_build" / "colab"
+    build_if_missing(args.root)
     made = write_editions(args.root, folder, address())
     print(f"{len(made)} notebooks in {folder}")
     return 0

@@ -6,17 +6,16 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from bookkit.grammar import only_python
+from bookkit.grammar import Cell
 from editions.blanks import Blank
 
 
-def split(cell: NotebookNode, shown_as: dict[str, Any]) -> Iterator[Any]:
+def split(cell: Cell, shown_as: dict[str, Any]) -> Iterator[Any]:
     """The cell without the definitions that the reader writes, and where these come."""
     source = cell.source
-    nodes = ast.parse(only_python(source)).body
+    nodes = ast.parse(cell.python).body
     cut = [n for n in nodes if getattr(n, "name", None) in shown_as]
     cut = [n for n in cut if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     if not cut:
@@ -26,7 +25,8 @@ def split(cell: NotebookNode, shown_as: dict[str, Any]) -> Iterator[Any]:
     first = min([cut[0].lineno, *(d.lineno for d in cut[0].decorator_list)]) - 1
     before = "\n".join(lines[:first]).strip()
     if any(node.lineno <= first for node in nodes):
-        yield new_code_cell(before, id=f"{cell.id}-before", metadata=cell.metadata)
+        above = new_code_cell(before, id=f"{cell.id}-before", metadata=cell.metadata)
+        yield Cell(above)
     for node in cut:
         yield shown_as[node.name]
     rest = [adapter(node.name, shown_as[node.name].blank) for node in cut]
@@ -37,7 +37,7 @@ def split(cell: NotebookNode, shown_as: dict[str, Any]) -> Iterator[Any]:
     if after:
         made = new_code_cell(after, id=cell.id, metadata=cell.metadata)
         made.outputs, made.execution_count = cell.outputs, cell.execution_count
-        yield made
+        yield Cell(made)
 
 
 def adapter(name: str, blank: Blank) -> str:

@@ -12,8 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup, Tag
 
-from bookkit.grammar import SOLUTION
-
 TITLE = "Attention, derived"
 
 
@@ -72,7 +70,7 @@ def take_folded(article: Tag) -> tuple[list[Tag], list[Tag]]:
     for details in article.select(".cell > details"):
         cell, line = details.parent, details.summary.get_text().strip().split("\n")[0]
         if "solution" in cell["class"]:
-            title = line = SOLUTION.search(cell.get_text())[0].removeprefix("# ")
+            title = line = re.search(r"Solution \w+\.\d+", cell.get_text())[0]
             target = title.lower().replace(" ", "-")
             cell.replace_with(folded(line, target))
             details.summary.decompose()

@@ -1,24 +1,23 @@
 """Make a PDF of the whole book from the built site: python tools pdf OUT.pdf
 
 Chromium prints the page that one_page.py makes: once to learn on which page everything
-comes to stand, and again with these numbers in it. Build the site first.
+comes to stand, and again with these numbers in it. If there is no site, it is built.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
-from bookkit.chapters import ROOT
+from bookkit.chapters import parser, run
+from build_book import build_if_missing
 from editions.one_page import document
-from site_browser import ARGUMENTS, find_chromium
+from site_browser import launched
 
-SITE = ROOT / "_build" / "html"
 # What is wider than the paper is drawn smaller.
 SHRINK = """() => {
   for (const box of document.querySelectorAll(
@@ -64,18 +63,15 @@ def make(browser: Browser, out: Path, site: Path, only: list[str] | None = None)
     page.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, metavar="OUT.pdf")
-    options = parser.parse_args()
-    if not (SITE / "index.html").is_file():
-        parser.error("there is no site yet: run `make book` first")
-    with sync_playwright() as playwright:
-        chromium = find_chromium()
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        make(browser, options.out, SITE)
-        browser.close()
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("out", type=Path, metavar="OUT.pdf")
+    args = options.parse_args()
+    build_if_missing(args.root)
+    with launched() as browser:
+        make(browser, args.out, args.root / "_build" / "html")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from bookkit.chapters import BookError, Chapter
-from bookkit.grammar import EQUATION, LABEL
+from bookkit.grammar import LABEL, with_numbers
 
 COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 ROLE = re.compile(r"\{([a-z]+(?::[a-z]+)?)\}`(?:([^`<]*?)\s*<)?([^`<>]+)>?`")
@@ -54,14 +54,8 @@ class Plain:
             path = re.sub(r"\.(md|ipynb)$", "", path) or page
             return self.link(match[1], f"{path}.html{mark}{anchor}")
 
-        def tag(match: re.Match[str]) -> str:
-            if not match[2]:
-                return match[0]
-            number = self.number(match[2]).strip("()")
-            return f"$${match[1].rstrip()} \\tag{{{number}}}\n$$"
-
         try:
-            text = EQUATION.sub(tag, source)
+            text = with_numbers(source, lambda label: self.number(label).strip("()"))
             text = COMMENT.sub("", text)
             text = BOX.sub(box, text)
             text = LINK.sub(relative, text)

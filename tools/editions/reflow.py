@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from bookkit.chapters import Chapter, exported_module
+from bookkit.chapters import Chapter
+from bookkit.grammar import Cell
 from bookkit.modules import Module
 from bookkit.statements import Statement
 from editions.blanks import Blank, without_answer
@@ -40,7 +40,7 @@ class Piece:
 class Shown:
     """A cell of the workbook: of the story, or of the package with its pieces."""
 
-    cell: NotebookNode
+    cell: Cell
     pieces: list[Piece] = field(default_factory=list)
 
 
@@ -95,7 +95,7 @@ def reflow(
         if joins and last[-1].module is piece.module and last[-1].order < piece.order:
             last.append(piece)
         else:
-            out.append(Shown(new_code_cell(), [piece]))
+            out.append(Shown(Cell(new_code_cell()), [piece]))
 
     for index, cell in enumerate(chapter.cells):
         if index in pieces:
@@ -105,8 +105,9 @@ def reflow(
                     text = (
                         f"{piece.blank.symbol} = Yours  # from here on, as in the package"
                     )
-                    out.append(Shown(new_code_cell(text, id=f"{cell.id}-again")))
-        elif cell.cell_type == "code" and not exported_module(chapter, cell):
+                    again = new_code_cell(text, id=f"{cell.id}-again")
+                    out.append(Shown(Cell(again)))
+        elif cell.cell_type == "code" and not cell.module:
             for part in split(cell, shown_as):
                 if isinstance(part, Piece):
                     place(part)
@@ -128,6 +129,12 @@ def source_of(shown: Shown, answered: bool) -> str:
     parts, piece = [], shown.pieces[0]
     for p in shown.pieces:
         blank = p.blank and not answered
-        parts.append(without_answer(p.blank, p.text) if blank else p.text)
+        parts.append(without_answer(p.blank, p.text)[0] if blank else p.text)
     what = f"yours, {piece.blank.symbol}" if piece.blank else "given"
     return f"# attnlib/{piece.module.name}.py: {what}\n" + "\n\n\n".join(parts)
+
+
+def answers_of(shown: list[Shown]) -> dict[str, str]:
+    """Our own cells of what the reader writes."""
+    asked = [s for s in shown if s.pieces and s.pieces[0].blank]
+    return {s.pieces[0].blank.name: source_of(s, answered=True) for s in asked}

@@ -6,7 +6,7 @@
 A definition that the chapter derives is left out; `blanks.py` says which, `reflow.py` where
 it is to be written. The checks, and what the kept mistakes compute in them, lie in `data/`,
 the programs in `tools/`; our answers lie nowhere. The text is that of the notebooks for
-Colab, so build the book first.
+Colab, with the numbers of the site, which is built if it is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from address import address
 from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
 from bookkit.modules import read_modules
 from bookkit.normalize import METADATA
+from build_book import build_if_missing
 from editions.blanks import count, read_blanks
 from editions.offline_zip import pack
 from editions.plain import Plain
@@ -33,6 +34,7 @@ from editions.setup_cell import needed_files
 from editions.workbook_data import describe, package_of
 from editions.workbook_folder import furnish
 from editions.workbook_page import cells_of
+from editions.workbook_record import read_record
 from release import versions
 from workkit.package import blanks_of, texts_of, write_package
 from workkit.store import Store, only_one
@@ -49,8 +51,9 @@ def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, di
     data, notebooks = {}, {}
     for chapter in chapters:
         shown = reflow(chapter, modules, blanks)
-        package = package_of(chapter, modules, blanks)
-        known = describe(chapter, shown, package, plain, root)
+        known = describe(chapter, shown, plain)
+        known["package"] = package_of(chapter, modules, blanks)
+        known["mistakes"] = read_record(root, chapter)["mistakes"]
         data[chapter.key] = known
         made = new_notebook(cells=cells_of(chapter, shown, known, plain), metadata=METADATA)
         notebooks[chapter.path.name] = Chapter(folder / "book" / chapter.path.name, made)
@@ -108,6 +111,7 @@ def main() -> int:
     args = options.parse_args()
     if not args.folder and not args.zip:
         options.error("name a folder, or --zip OUT.zip")
+    build_if_missing(args.root)
     data = write_workbook(args.root, args.folder, args.root) if args.folder else {}
     if args.zip:
         data = write_zip(args.root, args.zip, args.root)

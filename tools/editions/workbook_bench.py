@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bookkit.chapters import Chapter, read_chapters
-from bookkit.mistakes import Fault
+from bookkit.chapters import read_chapters
 from bookkit.modules import read_modules
 from bookkit.stage import in_a_fork, used
 from editions.blanks import read_blanks
-from editions.reflow import reflow, source_of
+from editions.reflow import answers_of, reflow
 from editions.workbook import write_workbook
 from workkit import runner
 from workkit.package import read_data, texts_of, write_package
@@ -33,20 +32,7 @@ class Bench:
         modules = read_modules(chapters)
         self.ours: dict[str, str] = {}
         for chapter in chapters:
-            for part in reflow(chapter, modules, blanks):
-                if part.pieces and part.pieces[0].blank:
-                    self.ours[part.pieces[0].blank.name] = source_of(part, answered=True)
-
-    def entered(self, chapter: Chapter, fault: Fault) -> dict[str, str]:
-        """What a reader with this mistake writes; nothing if the mistake is not theirs."""
-        mine, changed = self.data[chapter.key]["blanks"], {}
-        for old, new in fault.changes:
-            hits = [n for n in mine if (changed.get(n) or self.ours[n]).count(old) == 1]
-            if len(hits) == 1:
-                changed[hits[0]] = (changed.get(hits[0]) or self.ours[hits[0]]).replace(
-                    old, new
-                )
-        return changed
+            self.ours |= answers_of(reflow(chapter, modules, blanks))
 
     def try_out(self, key: str, entered: dict[str, str], then: Any = None) -> Any:
         """The notes of the checks with these answers in place of ours, from a fork."""
@@ -73,7 +59,10 @@ class Bench:
 
     def try_answers(self, key: str, answers: list[tuple[str, str]]) -> list[Any]:
         """What the checks of exercises say to answers, each in a fork of one run."""
+        if not answers:
+            return []
         cells = {c["exercise"]: c for c in self.data[key]["cells"] if "exercise" in c}
+        answers = [(n, f"# Exercise {n}: yours\n{source}") for n, source in answers]
         for number, source in answers:
             cells[number].setdefault("names", []).extend(used(source))
 

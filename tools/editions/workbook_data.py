@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 from bookkit.chapters import Chapter
-from bookkit.equations import equations
-from bookkit.grammar import SOLUTION
 from editions.blanks import Blank, without_answer
 from editions.plain import Plain
 from editions.reflow import Shown, pieces_of, source_of
@@ -17,70 +13,73 @@ from editions.reflow import Shown, pieces_of, source_of
 LABEL = re.compile(r"\beq-[a-z0-9-]*[a-z0-9]")
 
 
-def describe(
-    chapter: Chapter,
-    shown: list[Shown],
-    package: list[dict],
-    plain: Plain | None,
-    root: Path,
-) -> dict[str, Any]:
-    """What the workbook knows of a chapter besides its notebook."""
-    blanks, cells, exercises = {}, [], []
-    for at, part in enumerate(shown):
-        cell, source = part.cell, part.cell.source
-        if part.pieces:
-            blank = part.pieces[0].blank
-            source = source_of(part, answered=False)
-            name = f"{blank.name if blank else f'given-{at}'}"
-            cells.append({"id": name, "source": source})
-            if blank:
-                cells[-1]["blank"] = blank.name
-                blanks[blank.name] = about(blank, source)
-        elif cell.cell_type == "code" and (solved := SOLUTION.match(source)):
-            number = solved[1]
-            if number not in [e["number"] for e in exercises]:
-                exercises.append(exercise(number, source, chapter))
-                id = f"exercise {number}"
-                checks = exercises[-1]["checks"]
-                asked = {"id": id, "source": exercises[-1]["source"], "exercise": number}
-                cells.append(asked | {"checks": checks})
-        elif cell.cell_type == "code":
-            cells.append({"id": cell.id, "source": source})
+def describe(chapter: Chapter, shown: list[Shown], plain: Plain | None) -> dict[str, Any]:
+    """What the checks and the reports know of a chapter."""
+    exercises = exercises_of(chapter)
     numbered = {
         e.label: [plain.number(e.label) if plain else e.label, e.formula]
-        for e in equations(chapter, [])
+        for e in chapter.equations
     }
-    kept = root / "book" / "workbook" / f"{chapter.name}.json"
-    mistakes = json.loads(kept.read_text("utf-8"))["mistakes"] if kept.exists() else []
+    asked = [part for part in shown if part.pieces and part.pieces[0].blank]
     return {
         "key": chapter.key,
         "title": chapter.title,
         "file": chapter.path.name,
-        "cells": cells,
-        "blanks": blanks,
+        "cells": cells_to_run(shown, exercises),
+        "blanks": {part.pieces[0].blank.name: about(part) for part in asked},
         "exercises": exercises,
         "equations": numbered,
-        "package": package,
-        "mistakes": mistakes,
     }
 
 
-def about(blank: Blank, source: str) -> dict[str, Any]:
+def cells_to_run(shown: list[Shown], exercises: list[dict]) -> list[dict[str, Any]]:
+    """What the checks run: the story, the package, and each exercise once."""
+    cells: list[dict[str, Any]] = []
+    left = {e["number"]: e for e in exercises}
+    for at, part in enumerate(shown):
+        cell, source = part.cell, part.cell.source
+        if part.pieces:
+            blank, source = part.pieces[0].blank, source_of(part, answered=False)
+            made = (
+                {"id": blank.name, "blank": blank.name} if blank else {"id": f"given-{at}"}
+            )
+            cells.append(made | {"source": source})
+        elif number := cell.exercise:
+            if task := left.pop(number, None):
+                made = {"id": f"exercise {number}", "exercise": number}
+                cells.append(made | {name: task[name] for name in ("source", "checks")})
+        elif cell.cell_type == "code":
+            cells.append({"id": cell.id, "source": source})
+    return cells
+
+
+def about(part: Shown) -> dict[str, Any]:
     """A blank as the workbook knows it."""
+    (piece,), source = part.pieces, source_of(part, answered=False)
+    blank = piece.blank
     return {
         "source": source,
         "symbol": blank.symbol,
         "minutes": blank.minutes,
-        "lines": blank.counted,
+        "lines": without_answer(blank, piece.text)[1],
         "todo": blank.todo,
         "hints": blank.hints,
         "labels": LABEL.findall(source),
     }
 
 
+def exercises_of(chapter: Chapter) -> list[dict[str, Any]]:
+    """The exercises, each by the first cell that solves it."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in chapter.code_cells:
+        if (number := cell.exercise) and number not in found:
+            found[number] = exercise(number, cell.source, chapter)
+    return [*found.values()]
+
+
 def exercise(number: str, solution: str, chapter: Chapter) -> dict[str, Any]:
     """An exercise: its title, minutes, and what its answer is to be tried with."""
-    text = "\n".join(cell.source for cell in chapter.text_cells)
+    text = chapter.prose
     heading = re.search(rf"^### Exercise {re.escape(number)}: (.+)$", text, re.MULTILINE)
     minutes = re.search(r"(\d+) minutes", text[heading.end() :]) if heading else None
     checks = sorted(set(re.findall(r"\b(?:check|expect)_\w+(?=\()", solution)))
@@ -102,7 +101,6 @@ def package_of(chapter: Chapter, modules: dict, blanks: dict[str, Blank]) -> lis
         for piece in pieces:
             made: dict[str, Any] = {"module": piece.module.name}
             if piece.blank:
-                without_answer(piece.blank, piece.text)  # counts its lines
                 found.append(made | {"blank": piece.blank.name})
             elif piece.text:
                 plain = piece.statement.text if piece.statement else f"{piece.text}\n"

@@ -3,65 +3,87 @@
 A mistake of `book/faults/` can be made by a reader of the workbook if it changes a
 definition that the reader writes, or answers an exercise. It is entered as the answer, the
 checks run as for a reader, and the digits of every assertion that fails are kept: by them,
-and by nothing else, the workbook knows the mistake again. --check only compares. It is an
-error if fewer than nine of ten are named.
+and by nothing else, the workbook knows the mistake again. One that the reader would not be
+told of all the same has `"named": false`; more than one of ten are an error.
 
-`python tools workbook_mistakes 01`; it takes about a minute for a chapter, on Linux.
+`python tools workbook_mistakes 01`; it takes a few seconds for each mistake, on Linux.
+--only eq-softmax, or 1.2, enters the mistakes of one equation or exercise and leaves the
+other lines as they are. --check 4 enters four of a chapter, or as many as there are, and
+only sees whether they are named; --stale enters none, and says what is to be done.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
-from bookkit.chapters import BookError, Chapter, parser, read_chapters, run, write_text
+from bookkit.chapters import BookError, Chapter, parser, read_chapters, run
 from bookkit.execute import select
-from bookkit.mistakes import read_faults
-from editions.workbook_bench import Bench
-from workkit.known import signature
-from workkit.naming import judge
+from bookkit.mistakes import Fault, read_faults
+from editions.workbook_record import (
+    checks_of,
+    entered,
+    owed,
+    read_record,
+    seal,
+    write_record,
+)
+from workkit.naming import judge, signature
+
+if TYPE_CHECKING:  # it loads PyTorch
+    from editions.workbook_bench import Bench
 
 
-def mistakes_of(bench: Bench, chapter: Chapter) -> list[dict[str, Any]]:
-    """Each mistake that a reader can make, with the digits of what it makes fail."""
-    faults = read_faults(bench.root, chapter)
-    tried = [f for f in faults if f.kind != "equation"]
-    answers = [(f.subject, f"# Exercise {f.subject}: yours\n{f.answer}") for f in tried]
-    digits = {
-        str(f): ([], d)
-        for f, d in zip(tried, bench.try_answers(chapter.key, answers), strict=True)
-    }
-    runs: list[tuple[dict, list]] = []  # a mistake kept for two equations is tried once
-    for fault in faults:
-        entered = bench.entered(chapter, fault) if fault.kind == "equation" else {}
-        if entered and entered not in [tried for tried, _ in runs]:
-            notes = bench.try_out(chapter.key, entered)
-            if notes is None:
-                raise BookError(f"{chapter.name}: the run of {fault} ended before its end")
-            runs.append((entered, notes))
-            digits[str(fault)] = sorted(entered), signature(notes)
-    found, count = [], {"named": 0, "NOT NAMED": 0, "NOT SEEN": 0}
-    for fault in (f for f in faults if str(f) in digits):
-        blanks, kept = digits[str(fault)]
-        made = {"subject": fault.subject, "mistake": fault.mistake}
-        found.append(made | {"blanks": blanks, "signature": kept})
-    known = bench.data[chapter.key] | {"mistakes": found}
-    said = {text for _, notes in runs for text in told(known, notes)}
-    for made in found:
-        kept = made["signature"]
-        how = "named" if made["mistake"] in said or not made["blanks"] else "NOT NAMED"
-        how = how if kept and kept[0][1] != "passed" else "NOT SEEN"
-        count[how] += 1
-        print(f"{how:9} {made['subject']}: {made['mistake']}", file=sys.stderr, flush=True)
-    print(f"{chapter.key}: {count['named']} of {len(found)} named", flush=True)
-    if count["named"] < 0.9 * len(found):
-        raise BookError(f"{chapter.name}: fewer than nine of ten are named")
-    return found
+def renewed(bench: Bench, chapter: Chapter, only: str | None) -> dict[str, Any]:
+    """The record of a chapter, with new lines for all mistakes, or those of one subject."""
+    faults, record = read_faults(bench.root, chapter), read_record(bench.root, chapter)
+    old = [m for m in record["mistakes"] if only not in (None, m["subject"])]
+    answered = [f for f in faults if f.answer and only in (None, f.subject)]
+    digits = bench.try_answers(chapter.key, [(f.subject, f.answer) for f in answered])
+    new = [line(f, [], said) for f, said in zip(answered, digits, strict=True)]
+    silent = [made for made in new if made["signature"][0][1] == "passed"]
+    runs = []
+    for fault, mine in can_be_entered(bench, chapter):
+        if only in (None, fault.subject):
+            notes = noted(bench, chapter, fault, mine)
+            runs.append((line(fault, sorted(mine), signature(notes)), notes))
+    new += [made for made, _ in runs]
+    if not new:
+        raise BookError(f"{chapter.name}: in {only}, a reader can make no mistake")
+    known = bench.data[chapter.key] | {"mistakes": [*old, *new]}
+    silent += [made for made, notes in runs if made["mistake"] not in told(known, notes)]
+    for made in silent:
+        made["named"] = False
+        print(f"not named: {made['subject']}: {made['mistake']}", file=sys.stderr)
+    lines = {(m["subject"], m["mistake"]): m for m in [*old, *new]}
+    order = [(f.subject, f.mistake) for f in faults]
+    checks = record["checks"] if only else checks_of(bench.root, chapter)
+    return {"checks": checks, "mistakes": [lines[name] for name in order if name in lines]}
+
+
+def line(fault: Fault, blanks: list[str], digits: list) -> dict[str, Any]:
+    """What is kept of a mistake."""
+    made = {"subject": fault.subject, "mistake": fault.mistake}
+    made |= {"blanks": blanks, "signature": digits}
+    return made | {"seal": seal(fault, made)}
+
+
+def can_be_entered(bench: Bench, chapter: Chapter) -> list[tuple[Fault, dict[str, str]]]:
+    """The mistakes of a chapter's equations, each with what a reader writes then."""
+    ours = {name: bench.ours[name] for name in bench.data[chapter.key]["blanks"]}
+    return entered(read_faults(bench.root, chapter), ours)
+
+
+def noted(bench: Bench, chapter: Chapter, fault: Fault, mine: dict) -> list[dict]:
+    """What the checks note of a mistake."""
+    notes = bench.try_out(chapter.key, mine)
+    if notes is None:
+        raise BookError(f"{chapter.name}: the run of {fault} ended before its end")
+    return notes
 
 
 def told(known: dict[str, Any], notes: list[dict]) -> list[str]:
@@ -70,29 +92,48 @@ def told(known: dict[str, Any], notes: list[dict]) -> list[str]:
     return [text for blank in found.values() for text in blank.get("mistakes", [])]
 
 
+def check(bench: Bench, chapter: Chapter, most: int) -> None:
+    """Enters so many mistakes, at even distances: all but the silent ones are named."""
+    known, tried = bench.data[chapter.key], can_be_entered(bench, chapter)
+    silent = {m["mistake"] for m in known["mistakes"] if "named" in m}
+    for fault, mine in tried[:: max(1, -(-len(tried) // most))]:
+        said = told(known, noted(bench, chapter, fault, mine))
+        if fault.mistake not in {*said, *silent}:
+            raise BookError(f"{chapter.name}: named is {said or 'nothing'}, not {fault}")
+
+
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("chapters", nargs="+", help="such as 01")
-    options.add_argument("--check", action="store_true", help="only compare, write nothing")
+    options.add_argument("--only", metavar="SUBJECT", help="such as eq-softmax, or 1.2")
+    options.add_argument("--stale", action="store_true", help="say what is to be done")
+    options.add_argument("--check", type=int, metavar="COUNT", help="see whether named")
     args = options.parse_args()
+    root = args.root.resolve()
+    chapters = select(read_chapters(root), args.chapters, root)
+    if args.stale:
+        said = [text for chapter in chapters for text in owed(root, chapter)]
+        print("\n".join(dict.fromkeys(said)))
+        return int(bool(said))
     import torch
     from matplotlib import pyplot  # noqa: F401
 
+    from editions.workbook_bench import Bench
+
     torch.set_num_threads(1)
-    stale = []
     with tempfile.TemporaryDirectory() as made:
-        bench = Bench(args.root.resolve(), Path(made))
-        for chapter in select(read_chapters(args.root), args.chapters, args.root):
-            found = mistakes_of(bench, chapter)
-            lines = ",\n".join(json.dumps(m, ensure_ascii=False) for m in found)
-            text = f'{{"mistakes": [\n{lines}\n]}}\n'
-            path = args.root / "book" / "workbook" / f"{chapter.name}.json"
-            if args.check and (not path.exists() or path.read_text("utf-8") != text):
-                stale.append(path.name)
-            elif not args.check:
-                write_text(path, text)
-    if stale:
-        raise BookError(f"stale: {', '.join(stale)}; run python tools workbook_mistakes")
+        bench = Bench(root, Path(made))
+        for chapter in chapters:
+            if args.check:
+                check(bench, chapter, args.check)
+                continue
+            record = renewed(bench, chapter, args.only)
+            count = len(record["mistakes"])
+            silent = sum("named" in made for made in record["mistakes"])
+            print(f"{chapter.key}: {count - silent} of {count} named", flush=True)
+            if silent > count / 10:
+                raise BookError(f"{chapter.name}: fewer than nine of ten are named")
+            write_record(root, chapter, record)
     return 0
 
 

@@ -9,8 +9,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from bookkit.chapters import Chapter
-from bookkit.grammar import CLOSED, SOLUTION
-from bookkit.grammar import folded as is_folded
+from bookkit.grammar import Cell
 from editions.blanks import count
 from editions.plain import Plain
 from editions.reflow import Shown, source_of
@@ -75,11 +74,11 @@ def cells_of(
                 text = plain.markdown(source, chapter.name, chapter.where(cell))
                 text = re.sub(r"\A# +", f"# {chapter.number} ", text)
             cells.append(new_markdown_cell(text, id=cell.id))
-        elif solved := SOLUTION.match(source):
-            if solved[1] not in asked:
-                asked.add(solved[1])
-                id = f"exercise-{solved[1].replace('.', '-')}"
-                found = [e for e in known["exercises"] if e["number"] == solved[1]]
+        elif number := cell.exercise:
+            if number not in asked:
+                asked.add(number)
+                id = f"exercise-{number.replace('.', '-')}"
+                found = [e for e in known["exercises"] if e["number"] == number]
                 cells.append(new_code_cell(found[0]["source"], id=id))
         else:
             cells += story_cells(chapter, cell, plain)
@@ -102,12 +101,9 @@ def piece_cells(part: Shown, known: dict[str, Any], id: str) -> list[NotebookNod
     return [new_markdown_cell(text, id=f"{id}-task"), new_code_cell(source, id=id)]
 
 
-def story_cells(
-    chapter: Chapter, cell: NotebookNode, plain: Plain | None
-) -> list[NotebookNode]:
+def story_cells(chapter: Chapter, cell: Cell, plain: Plain | None) -> list[NotebookNode]:
     """A code cell of the story with its results, and the caption of its figure."""
-    closed = CLOSED.intersection(cell.metadata.get("tags", [])) or is_folded(cell.source)
     source = plain.code(cell.source) if plain else cell.source
-    made = new_code_cell(source, id=cell.id, metadata=FOLDED if closed else {})
+    made = new_code_cell(source, id=cell.id, metadata={} if cell.is_open else FOLDED)
     made.outputs, made.execution_count = cell.outputs, cell.execution_count
     return plain.captioned(made, chapter, cell) if plain else [made]

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import zlib
 from pathlib import Path
@@ -22,8 +21,8 @@ from docutils import nodes
 from PIL import Image
 from sphinx.application import Sphinx
 
-from bookkit.chapters import ROOT
-from bookkit.grammar import CAPTION, DEFINITION, SOLUTION
+from bookkit.chapters import ROOT, read_chapter
+from bookkit.grammar import Cell
 from bookkit.normalize import slug
 from sphinx_ext.fold import fold
 
@@ -31,10 +30,7 @@ from sphinx_ext.fold import fold
 def shape_page(app: Sphinx, doctree: nodes.document) -> None:
     """Apply everything that a page's content needs."""
     path = Path(app.env.doc2path(app.env.docname))
-    ids: list[str] = []
-    if path.suffix == ".ipynb":
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        ids = [cell.get("id", "") for cell in cells]
+    cells = read_chapter(path).cells if path.suffix == ".ipynb" else []
     for node in list(doctree.findall()):
         if isinstance(node, nodes.table):
             box = nodes.container(classes=["table-scroll"])
@@ -43,36 +39,35 @@ def shape_page(app: Sphinx, doctree: nodes.document) -> None:
         elif isinstance(node, nodes.image):
             size_plot(app, node)
         elif isinstance(node, nodes.container) and node.get("nb_element") == "cell_code":
-            shape_cell(app, node, ids[node["cell_index"]] if ids else "")
+            shape_cell(app, node, cells[node["cell_index"]])
 
 
-def shape_cell(app: Sphinx, cell: nodes.container, cell_id: str) -> None:
+def shape_cell(app: Sphinx, shown: nodes.container, cell: Cell) -> None:
     """Give a code cell its label, and its caption if it belongs to the package."""
-    title, names = cell_id, set[str]()
-    for listing in list(cell.findall(nodes.literal_block))[:1]:
-        code = listing.astext()
-        fold(cell, code)
-        first, _, rest = code.partition("\n")
-        if match := CAPTION.fullmatch(first):
-            title, code = f"attnlib/{match[1]}.py", rest.lstrip("\n")
+    title, names = cell.id, set[str]()
+    for listing in list(shown.findall(nodes.literal_block))[:1]:
+        fold(shown, cell)
+        if cell.module:
+            title = f"attnlib/{cell.module}.py"
+            code = cell.source.partition("\n")[2].lstrip("\n")
             listing.rawsource = code  # Sphinx highlights only where the two agree
             listing.children = [nodes.Text(code)]
-            names = set(map(slug, DEFINITION.findall(code)))  # links to them lead here
-            cell["classes"].append("package-listing")
+            names = set(map(slug, cell.definitions))  # links to them lead here
+            shown["classes"].append("package-listing")
             caption = nodes.paragraph("", "", nodes.literal(title, title))
             caption["classes"].append("package-caption")
-            if "hide_mode" not in cell:  # else the line that opens it says so
+            if "hide_mode" not in shown:  # else the line that opens it says so
                 listing.parent.insert(0, caption)
-        elif SOLUTION.match(code):
-            cell["classes"].append("solution")
-            cell["prompt_show"], cell["prompt_hide"] = "Show solution", "Hide solution"
+        elif cell.exercise:
+            shown["classes"].append("solution")
+            shown["prompt_show"], shown["prompt_hide"] = "Show solution", "Hide solution"
     docname = app.env.docname
     std: Any = app.env.get_domain("std")
-    for name in [cell_id, *sorted(names - {cell_id})] if cell_id else []:
+    for name in [cell.id, *sorted(names - {cell.id})]:
         label = f"cell-{Path(docname).name.partition('_')[0]}-{name}"
         if label in std.labels:  # a class after a function of the same name
             continue
-        cell["ids"].append(label)
+        shown["ids"].append(label)
         std.anonlabels[label.lower()] = docname, label
         std.labels[label.lower()] = docname, label, title
 

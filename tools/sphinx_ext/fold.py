@@ -17,8 +17,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from bookkit.chapters import ROOT, read_chapters
-from bookkit.equations import equations, find_checks
-from bookkit.grammar import CAPTION, CHECKS, DEFINITION, LABEL
+from bookkit.equations import find_checks
+from bookkit.grammar import LABEL, Cell
 
 NUMBER = re.compile(
     r'(<div class="math[^>]*id="equation-([\w-]+)">\s*<span class="eqno">\([\d.]+\))'
@@ -30,25 +30,23 @@ MARKS = {
 }
 
 
-def fold(cell: nodes.container, code: str) -> None:
+def fold(shown: nodes.container, cell: Cell) -> None:
     """Make one line of a cell that says what it holds."""
-    first, _, rest = code.partition("\n")
+    first, _, rest = cell.source.partition("\n")
     line = ""
-    if (match := CAPTION.fullmatch(first)) and match[2]:
-        names = DEFINITION.findall(rest)
+    if cell.sentence and cell.module:
         lines = sum(bool(text.strip()) for text in rest.splitlines())
-        shown = [f"attnlib/{match[1]}.py", ", ".join(names), f"{lines} lines"]
-        line = f"{' · '.join(filter(None, shown))}: {match[2]}"
-    elif (match := CHECKS.fullmatch(first)) and match[3]:
-        marks = filter(None, map(CHECKS.fullmatch, code.splitlines()))
-        labels = ", ".join(mark[2] for mark in marks)
-        line = f"{MARKS[match[1]][1]}: {labels}: {match[3]}"
-        cell["classes"].append("aside")
-    elif cell.get("hide_mode") == "input" and first.startswith("# "):
+        names = ", ".join(cell.definitions)
+        parts = [f"attnlib/{cell.module}.py", names, f"{lines} lines"]
+        line = f"{' · '.join(filter(None, parts))}: {cell.sentence}"
+    elif cell.sentence:
+        line = f"{MARKS[cell.checks[0][0]][1]}: {', '.join(cell.labels)}: {cell.sentence}"
+        shown["classes"].append("aside")
+    elif shown.get("hide_mode") == "input" and first.startswith("# "):
         line = first.removeprefix("# ")
-        cell["classes"].append("aside")
+        shown["classes"].append("aside")
     if line:
-        cell["hide_mode"], cell["prompt_show"], cell["prompt_hide"] = "input", line, line
+        shown["hide_mode"], shown["prompt_show"], shown["prompt_hide"] = "input", line, line
 
 
 def in_ranges(numbers: set[tuple[int, ...]]) -> str:
@@ -91,11 +89,10 @@ def find_marks(app: Sphinx) -> None:
     links = find_checks(chapters, ROOT, [])
     pages = {chapter.key: chapter.name for chapter in chapters}
     cells = [cell for chapter in chapters for cell in chapter.code_cells]
-    lines = [CHECKS.match(line) for cell in cells for line in cell.source.splitlines()]
-    said = [match[2] for match in lines if match and match[1] == "illustrates"]
-    illustrated = {label for labels in said for label in labels.split(", ")}
+    said = [check for cell in cells for check in cell.checks]
+    illustrated = {label for kind, label in said if kind == "illustrates"}
     app.config.marks = {}
-    for equation in (e for chapter in chapters for e in equations(chapter, [])):
+    for equation in (e for chapter in chapters for e in chapter.equations):
         places = re.findall(r"<(cell-(\w+?)-[^>]+)>", " ".join(links[equation.label]))
         if places:
             kind = "" if equation.source.startswith("definition") else "checks"

@@ -1,147 +1,259 @@
-"""Checks of a chapter: the job for the runner, the limits, and what came of it."""
+"""Checks of a chapter: what they need, the process in which they run, what came of it.
+
+That process has limits. Where it is ended before its end, that counts against the
+definition that was running; what stands on an earlier chapter waits for it.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
-import time
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from workkit import earlier, elsewhere, libraries, naming
-from workkit.ours import book_answer
-from workkit.package import blanks_of, read_data, texts_of, write_package
-from workkit.process import blame_end, parsed, run_job
-from workkit.returns import told_of_none
-from workkit.store import Store, only_one, read_json, write_whole
+from bookkit.grammar import only_python
+from workkit.cells import imported, starts_processes
+from workkit.naming import equations_held, exercises_done, judge
+from workkit.package import book_answer, texts_of, write_package
+from workkit.slips import told_of_none
+from workkit.store import read_json
+from workkit.workbook import Workbook, called, digest
 
 SECONDS = 180  # for one cell
 MEGABYTES = 12_000
+UNWRITTEN = re.compile(r"NotImplementedError: ([\w.]+): this is yours to write")
+SOME = ("safetensors", "tokenizers", "transformers")
+GET = "python -m pip install -r requirements.txt"
+FORK = "a system that can copy a process"
 
 
-class Workbook:
-    """The reader's folder."""
+def check(book: Workbook, key: str) -> dict[str, Any]:
+    """Runs the checks of a chapter, and keeps what passed."""
+    known = book.data[key]
+    synced = book.sync()  # before the warnings, which are of what it read
+    said = warnings(book, key) + synced
+    states = {name: book.state_of(name) for name in known["blanks"]}
+    if names := absent(known):
+        return unchecked(key, known, states, names)
+    ran = run(book, known, book.answers())
+    blanks = judge(known, ran["notes"], states)
+    for name, problem in book.problems.items():
+        if name in blanks:
+            blanks[name] = {"state": "failed", "problem": problem}
+    blame_end(ran, blanks)
+    wait_for(book, key, ran["notes"], blanks)
+    held = equations_held(known, ran["notes"], blanks)
+    done = exercises_done(known, ran["notes"])
+    for name, found in blanks.items():
+        for kept in ("passed", "failed"):
+            book.state[kept].pop(name, None)
+        if found["state"] == "passed":
+            book.state["passed"][name] = digest(book.store.answers[name])
+        elif found["state"] == "failed":
+            book.state["failed"][name] = True
+            told_of_none(found, name, book.store.answers.get(name, ""))
+    book.state["equations"] |= {label: ok for label, ok in held.items()}
+    solved = {n: note["kind"] == "passed" for n, note in done.items()}
+    book.state["exercises"] |= solved
+    book.clock()
+    book.save()
+    result = {"chapter": key, "blanks": blanks, "equations": held, "exercises": done}
+    return result | {"said": said, "ended": ran["ended"], "seconds": ran["seconds"]}
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.data = read_data(folder)
-        self.state_file = folder / "yours" / "progress.json"
-        self.state: dict[str, Any] = read_json(self.state_file, {})
-        for name in (
-            "passed",
-            "failed",
-            "lent",
-            "hints",
-            "answers",
-            "equations",
-            "exercises",
-            "milestones",
-            "days",
-        ):
-            self.state.setdefault(name, {})
-        self.store = Store(folder, blanks_of(self.data))
-        self.problems: dict[str, str] = {}
-        self.asides: list[str] = []  # what is to be said before the answer to a word
 
-    def save(self) -> None:
-        write_whole(self.state_file, json.dumps(self.state, indent=1))
+def run(book: Workbook, known: dict, answers: dict[str, str]) -> dict:
+    """What happened in the chapter's cells with these answers."""
+    cells = []
+    for cell in known["cells"]:
+        name = cell.get("blank") or cell.get("exercise", "")
+        given = answers | (book.store.answers if "exercise" in cell else {})
+        if name in given and name not in book.problems:
+            cell = cell | {"source": parsed(given[name])}
+        cells.append(cell)
+    owner = {blank["symbol"]: name for name, blank in known["blanks"].items()}
+    job = {"folder": str(book.folder), "cells": cells, "owner": owner}
+    job |= {"seconds": SECONDS, "megabytes": MEGABYTES}
+    return run_job(job)
 
-    def state_of(self, name: str) -> str:
-        if name in self.store.answers:
-            return "written"
-        return "lent" if name in self.state["lent"] else "to do"
 
-    def answers(self) -> dict[str, str]:
-        """The reader's, and ours where they are lent."""
-        lent = {n: book_answer(n) for n in self.state["lent"] if self.state_of(n) == "lent"}
-        asked = {name for known in self.data.values() for name in known["blanks"]}
-        mine = {n: a for n, a in self.store.answers.items() if n in asked}
-        return {n: a for n, a in lent.items() if a} | mine
+def time_ratio(book: Workbook, key: str) -> float:
+    """How long the checks take with the reader's code, over how long with ours."""
+    known, mine = book.data[key], book.answers()
+    ours = {n: text for n in known["blanks"] if (text := book_answer(n))}
+    if len(ours) < len(known["blanks"]):
+        return 0.0
+    both = []
+    try:
+        for answers in (mine, mine | ours):
+            write_package(book.folder, texts_of(book.data, answers)[0])
+            both.append(run(book, known, answers)["seconds"])
+    finally:  # also when it is stopped: ours is not to stay in the package
+        book.sync()
+    return (both[0] + 0.1) / (both[1] + 0.1)  # what is too short to tell is alike
 
-    def sync(self) -> list[str]:
-        """Takes the answers from the notebooks and writes the package anew."""
-        said = []
-        with only_one(self.folder):
-            if back := self.store.collect():
-                what = "answer of yours was" if back == 1 else "answers of yours were"
-                said.append(
-                    f"{back} {what} put back into the notebooks; to empty a cell, use "
-                    "python check.py reset NAME."
-                )
-            said += elsewhere.lost(self.folder, self.data, self.store.answers)
-            told = " ".join(said)  # of one that held answers, more is said already
-            unread = [name for name in self.store.unread if name not in told]
-            said += [f"{name} can't be read: is it whole?" for name in unread]
-            texts, self.problems = texts_of(self.data, self.answers())
-            write_package(self.folder, texts)
-        return said
 
-    def check(self, key: str) -> dict[str, Any]:
-        """Runs the checks of a chapter, and keeps what passed."""
-        known = self.data[key]
-        synced = self.sync()  # before the warnings, which are of what it read
-        said = earlier.warnings(self, key) + synced
-        states = {name: self.state_of(name) for name in known["blanks"]}
-        if names := libraries.absent(known):
-            return libraries.unchecked(key, known, states, names)
-        run = self.run(known, self.answers())
-        blanks = naming.judge(known, run["notes"], states)
-        for name, problem in self.problems.items():
-            if name in blanks:
-                blanks[name] = {"state": "failed", "problem": problem}
-        blame_end(run, blanks)
-        earlier.wait_for(self, key, run["notes"], blanks)
-        held = naming.equations_held(known, run["notes"], blanks)
-        done = naming.exercises_done(known, run["notes"])
-        for name, found in blanks.items():
-            for kept in ("passed", "failed"):
-                self.state[kept].pop(name, None)
-            if found["state"] == "passed":
-                self.state["passed"][name] = earlier.digest(self.store.answers[name])
-            elif found["state"] == "failed":
-                self.state["failed"][name] = True
-                told_of_none(found, name, self.store.answers.get(name, ""))
-        self.state["equations"] |= {label: ok for label, ok in held.items()}
-        solved = {n: note["kind"] == "passed" for n, note in done.items()}
-        self.state["exercises"] |= solved
-        self.clock()
-        self.save()
-        result = {"chapter": key, "blanks": blanks, "equations": held, "exercises": done}
-        return result | {"said": said, "ended": run["ended"], "seconds": run["seconds"]}
+def run_job(job: dict[str, Any], hear: Callable[[str], None] = str) -> dict[str, Any]:
+    """Runs a job of `runner.py`: its notes, and in `ended` what broke it off.
 
-    def run(self, known: dict, answers: dict[str, str], seconds: int = SECONDS) -> dict:
-        """What happened in the chapter's cells with these answers."""
-        cells = []
-        for cell in known["cells"]:
-            name = cell.get("blank") or cell.get("exercise", "")
-            given = answers | (self.store.answers if "exercise" in cell else {})
-            if name in given and name not in self.problems:
-                cell = cell | {"source": parsed(given[name])}
-            cells.append(cell)
-        owner = {blank["symbol"]: name for name, blank in known["blanks"].items()}
-        job = {"folder": str(self.folder), "cells": cells, "owner": owner}
-        job |= {"seconds": seconds, "megabytes": MEGABYTES}
-        return run_job(job)
+    `hear` is called with each line that it prints, when it comes.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        task, out = Path(made, "job.json"), Path(made, "result.json")
+        task.write_text(json.dumps(job), encoding="utf-8")
+        program = Path(__file__).with_name("runner.py")
+        command = [sys.executable, str(program), str(task), str(out)]
+        status, last = listen(command, Path(made, "errors"), hear)
+        found = read_json(out, {"notes": [], "cell": "the start", "done": False})
+        trace_file = out.with_suffix(".trace")
+        trace = trace_file.read_text("utf-8") if trace_file.exists() else ""
+    found["trace"], found["ended"] = trace, ""
+    found.setdefault("seconds", 0.0)
+    if not found["done"]:
+        why = f"status {status}: {last}" if last else f"status {status}"
+        found["ended"] = f"the process ended in {found['cell']}, {why}"
+        if "Timeout" in trace:
+            limit = job["seconds"]
+            found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
+    return found
 
-    def time_ratio(self, key: str) -> float:
-        """How long the checks take with the reader's code, over how long with ours."""
-        known, mine = self.data[key], self.answers()
-        ours = {n: text for n in known["blanks"] if (text := book_answer(n))}
-        if len(ours) < len(known["blanks"]):
-            return 0.0
-        both = []
+
+def listen(command: list[str], errors: Path, hear: Callable) -> tuple[int, str]:
+    """Status of a process, and the last line of its errors; it ends where we are ended."""
+    options = {"encoding": "utf-8", "errors": "replace", "stdout": subprocess.PIPE}
+    with (
+        open(errors, "w", encoding="utf-8") as file,
+        subprocess.Popen(command, stderr=file, **options) as child,
+    ):
         try:
-            for answers in (mine, mine | ours):
-                write_package(self.folder, texts_of(self.data, answers)[0])
-                both.append(self.run(known, answers)["seconds"])
-        finally:  # also when it is stopped: ours is not to stay in the package
-            self.sync()
-        return (both[0] + 0.1) / (both[1] + 0.1)  # what is too short to tell is alike
+            for line in child.stdout:
+                hear(line.rstrip("\n"))
+        except BaseException:
+            child.kill()
+            raise
+    said = errors.read_text(encoding="utf-8", errors="replace").strip()
+    return child.returncode, " ".join(said.splitlines()[-1:])
 
-    def clock(self) -> None:
-        """Adds the time since the last sign of work, unless it was a pause."""
-        now = time.time()
-        gap = now - self.state.get("last", now)
-        self.state["minutes"] = self.state.get("minutes", 0) + (
-            gap / 60 if gap < 1200 else 2
-        )
-        self.state["last"] = now
+
+def blame_end(run: dict, blanks: dict[str, dict]) -> None:
+    """A run that was ended counts against the definition that was running."""
+    if not run["ended"]:
+        return
+    inside = [n for n in blanks if f'"<{n}>"' in run["trace"]] or [
+        n for n in blanks if blanks[n]["state"] not in ("to do", "lent", "passed")
+    ]
+    for name in inside[:1]:
+        line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
+        where = f", in line {line[1]} of your cell" if line else ""
+        what, asks, guess = run["ended"].partition(": is there")
+        problem = f"{name}: {what}{where}{asks}{guess}"
+        blanks[name] = {"state": "failed", "problem": problem}
+        failed = [n for n, found in blanks.items() if found["state"] == "failed"]
+        for found in blanks.values():
+            if found["state"] == "waits" and not {*found["for"]} & {*failed}:
+                found["for"] = [name]
+
+
+def parsed(source: str) -> str:
+    """A cell, or code that says why it is none."""
+    try:
+        ast.parse(only_python(source))
+    except SyntaxError as error:
+        return f"raise AssertionError({f'line {error.lineno}: {error.msg}'!r})"
+    return source
+
+
+def before(book: Workbook, key: str) -> dict[str, str]:
+    """The definitions of the chapters before this one, each with its chapter."""
+    keys = list(book.data)[: list(book.data).index(key)]
+    return {name: k for k in keys for name in book.data[k]["blanks"]}
+
+
+def unsound(book: Workbook, key: str) -> dict[str, str]:
+    """Earlier definitions that are written but not what passed, and why."""
+    found = {}
+    for name in before(book, key):
+        if book.state_of(name) != "written" or book.passes(name):
+            continue
+        if name in book.problems:
+            found[name] = "can't be taken as it stands"
+        elif name in book.state["passed"]:
+            found[name] = "has changed since it passed"
+        elif name in book.state["failed"]:
+            found[name] = "does not pass"
+    return found
+
+
+def warnings(book: Workbook, key: str) -> list[str]:
+    """What is to be said of earlier chapters before anything else."""
+    chapter, lines = before(book, key), []
+    for name, why in unsound(book, key).items():
+        key = chapter[name]
+        told = f"`{book.short(name)}` ({called(key)}) {why}"
+        lines.append(f"{told}: run python check.py {key.lstrip('0')} first.")
+    return lines
+
+
+def wait_for(book: Workbook, key: str, notes: list[dict], blanks: dict[str, dict]) -> None:
+    """What stands on an earlier definition that is not there, or not sound, waits for it.
+
+    A definition whose numbers are those of a known mistake is told so all the same.
+    """
+    shaky = [*unsound(book, key)]
+    gone = [
+        n for n in before(book, key) if n in book.problems or book.state_of(n) == "to do"
+    ]
+    own = {n.rpartition(".")[2] for n, found in blanks.items() if found["state"] == "to do"}
+    for name, found in blanks.items():
+        mine = [n for n in notes if n["kind"] == "unwritten" and name in n["uses"]]
+        asked = {missing(note) for note in mine} - own
+        absent = [n for n in gone if n.rpartition(".")[2] in asked]
+        if absent and found["state"] in ("passed", "waits"):
+            blanks[name] = {"state": "waits", "for": absent}
+        elif shaky and "note" in found and not found["mistakes"]:
+            blanks[name] = {"state": "waits", "for": shaky}
+
+
+def missing(note: dict[str, Any]) -> str:
+    """The definition whose blank raised."""
+    match = UNWRITTEN.match(note.get("came", ""))
+    return match[1].partition(".")[0] if match else ""
+
+
+def absent(known: dict[str, Any]) -> list[str]:
+    """The libraries that the cells of a chapter import and that are not here, and FORK."""
+    wanted = {name.partition(".")[0] for name in imported(known["cells"])}
+    lacking = [name for name in SOME if name in wanted and find_spec(name) is None]
+    copied = sys.platform == "linux" or not starts_processes(known["cells"])
+    return lacking if copied else [*lacking, FORK]
+
+
+def asked(key: str, names: list[str]) -> str:
+    """One line for the reader."""
+    if FORK in names:
+        where = "they run on Linux, or on Windows in WSL"
+        return f"The checks of {called(key)} start copies of a process: {where}"
+    *most, last = names
+    list_, is_ = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
+    where = called(key)
+    needs = f"{where[0].upper()}{where[1:]} needs {list_}, which {is_} not installed"
+    return f"{needs}: {GET}"
+
+
+def unchecked(key: str, known: dict[str, Any], states: dict[str, str], names: list) -> dict:
+    """What a check says that could not be made: everything waits, and nothing is kept."""
+    blanks = {
+        name: {"state": "waits", "for": names} if state == "written" else {"state": state}
+        for name, state in states.items()
+    }
+    left = {"kind": "unwritten", "came": f"waits for {names[0]}"}
+    exercises = {exercise["number"]: left for exercise in known["exercises"]}
+    equations = dict.fromkeys(known["equations"], False)
+    said = [asked(key, names)]
+    made = {"chapter": key, "blanks": blanks, "equations": equations, "said": said}
+    return made | {"exercises": exercises, "ended": "", "seconds": 0.0}

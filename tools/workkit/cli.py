@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from workkit import help as helping
-from workkit import milestones, progress, report
-from workkit.checking import Workbook
-from workkit.grading import graded
+from workkit import progress
+from workkit.checking import check, time_ratio
+from workkit.report import MOST, graded, in_words
+from workkit.workbook import Workbook
 
 USES = """\
 python check.py               how far you are, and what is next
@@ -59,7 +60,7 @@ def act(book: Workbook, args: argparse.Namespace, options: argparse.ArgumentPars
         said = book.sync()
         print("\n".join([*said, progress.line(book)]))
     elif args.what == "milestone":
-        status = milestones.show(book, args.name)
+        status = progress.show(book, args.name)
     elif args.what in helping.ACTIONS:
         said = helping.ACTIONS[args.what](book, key_of(book, args.name) or args.name)
         print("\n".join([*book.asides, said]))
@@ -96,13 +97,13 @@ def checks(book: Workbook, keys: list[str], file: Path | None, timed: bool) -> i
     """Checks chapters, prints what came of each; 0 if all of it passes."""
     grades, good = [], True
     for key in keys:
-        result = book.check(key)
+        result = check(book, key)
         states = [found["state"] for found in result["blanks"].values()]
         good = good and all(state == "passed" for state in states)
         if timed and all(state == "passed" for state in states):
-            result["ratio"] = book.time_ratio(key)
-            good = good and result["ratio"] <= report.MOST
-        print(report.in_words(book, result), flush=True)
+            result["ratio"] = time_ratio(book, key)
+            good = good and result["ratio"] <= MOST
+        print(in_words(book, result), flush=True)
         grades.append(graded(book, result))
     if file:
         text = json.dumps({"chapters": grades}, indent=1, ensure_ascii=False)

@@ -7,10 +7,9 @@ import re
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from workkit import definitions
-from workkit.checking import Workbook
-from workkit.ours import book_answer
+from workkit.package import book_answer
 from workkit.store import name_of
+from workkit.workbook import Workbook
 
 NO_BOOK = (
     "the book's package is not installed: pip install attnlib, or see the chapter's page"
@@ -19,11 +18,11 @@ NO_BOOK = (
 
 def hint(book: Workbook, word: str) -> str:
     """The first hint, at the second call the second."""
-    name, _, blank = definitions.blank(book, word)
+    name, _, blank = book.find(word)
     count = book.state["hints"].get(name, 0)
     if count >= len(blank["hints"]):
         last = "Those were the hints. "
-        short = definitions.called(book, name)
+        short = book.short(name)
         return f"{last}{blank['hints'][-1]}\nOur answer: check.py answer {short}"
     book.state["hints"][name] = count + 1
     book.save()
@@ -32,7 +31,7 @@ def hint(book: Workbook, word: str) -> str:
 
 def answer(book: Workbook, word: str) -> str:
     """Our answer, once the hints have been read."""
-    name, known, blank = definitions.blank(book, word)
+    name, known, blank = book.find(word)
     if book.state["hints"].get(name, 0) < len(blank["hints"]):
         return f"First the hints: {hint(book, name)}"
     found = book_answer(name) or from_site(book, name, known)
@@ -93,7 +92,7 @@ def give_back(book: Workbook, _: str) -> str:
 
 def reset(book: Workbook, word: str) -> str:
     """Empties the cell of a definition, or of an exercise such as 3.1."""
-    name = word if word in book.store.blanks else definitions.blank(book, word)[0]
+    name = word if word in book.store.blanks else book.find(word)[0]
     book.sync()
     book.store.reset(name)
     book.store.save()

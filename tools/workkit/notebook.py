@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workkit import cli, libraries
+from workkit import checking, cli
 from workkit import help as helping
-from workkit.checking import Workbook
 from workkit.store import name_of, only_one
+from workkit.workbook import Workbook
 
 
 class Desk:
@@ -74,8 +74,8 @@ def begin(key: str) -> Desk:
     folder = Path("..").resolve()
     os.environ.setdefault("TRITON_INTERPRET", "1")
     desk = Desk(folder, key)
-    if names := libraries.absent(Workbook(folder).data[key]):
-        print(libraries.asked(key, names))
+    if names := checking.absent(Workbook(folder).data[key]):
+        print(checking.asked(key, names))
     try:
         from IPython import get_ipython
 

@@ -2,22 +2,28 @@
 
 An answer that can't be taken, such as one with a syntax error, leaves the blank in its
 place, so that the rest can still be imported; what is wrong with it is told.
+
+The book's own package, where it is installed, gives answers and loans.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
+from urllib.request import url2pathname
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from bookkit.chapters import BookError, Chapter, write_text
 from bookkit.modules import read_modules
 from bookkit.tangle import assembled
-from workkit.names import plainly
+from workkit.slips import plainly
 
 
 def read_data(folder: Path) -> dict[str, dict[str, Any]]:
@@ -116,3 +122,38 @@ def write_package(folder: Path, texts: dict[str, str]) -> list[str]:
             write_text(path, text)
             changed.append(file)
     return changed
+
+
+def book_folder() -> Path | None:
+    """Where the book's own attnlib is installed, if it is."""
+    if named := os.environ.get("ATTNLIB_BOOK"):
+        return Path(named)
+    try:
+        found = importlib.metadata.distribution("attnlib")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if origin := found.read_text("direct_url.json"):
+        url = json.loads(origin)["url"]
+        local = Path(url2pathname(unquote(urlparse(url).path))) / "attnlib"
+        if url.startswith("file:") and local.is_dir():
+            return local
+    folder = Path(str(found.locate_file("attnlib")))
+    return folder if folder.is_dir() else None
+
+
+def book_answer(name: str) -> str | None:
+    """The book's definition of a blank, from its installed package."""
+    module, _, symbol = name.rpartition(".")
+    path = (book_folder() or Path("nowhere")) / f"{module.replace('.', '/')}.py"
+    if not path.is_file():
+        return None
+    source = path.read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if getattr(node, "name", "") == symbol:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            lines = source.splitlines()[first - 1 : node.end_lineno]
+            return (
+                f"# attnlib/{module.replace('.', '/')}.py: yours, {symbol}\n"
+                + "\n".join(lines)
+            )
+    return None

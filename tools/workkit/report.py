@@ -1,13 +1,11 @@
-"""What the reader is told after a check, in words."""
+"""What the reader is told after a check, in words; a grader is told the same as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import Any
 
-from workkit import definitions
-from workkit.checking import Workbook
-from workkit.earlier import called, passes
+from workkit.workbook import Workbook, called
 
 COUNTED = {2: "two", 3: "three", 4: "four"}
 MOST = 2  # how many times our time a reader's code may take
@@ -28,9 +26,7 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
         lines.append(f"{SIGNS[found['state']]} {blank['symbol']}{summary(known, found)}")
         if found["state"] == "failed":
             lines += [part for line in detail(known, found) for part in folded(line)]
-            lines.append(
-                f"    Stuck? python check.py hint {definitions.called(book, name)}"
-            )
+            lines.append(f"    Stuck? python check.py hint {book.short(name)}")
     for number, note in result["exercises"].items():
         sign = {"passed": "✓", "failed": "✗"}.get(note["kind"], "·")
         title = next(e["title"] for e in known["exercises"] if e["number"] == number)
@@ -117,7 +113,7 @@ def next_step(book: Workbook) -> str:
         left = [
             name
             for name in known["blanks"]
-            if not passes(book, name) and book.state_of(name) != "lent"
+            if not book.passes(name) and book.state_of(name) != "lent"
         ]
         if left:
             failed = [name for name in left if name in book.state["failed"]]
@@ -130,3 +126,32 @@ def next_step(book: Workbook) -> str:
             where = f"book/{known['file']} ({called(key)}, {blank['minutes']} minutes)"
             return f"{'mend' if failed else 'write'} `{blank['symbol']}` in {where}."
     return ""
+
+
+def graded(book: Workbook, result: dict[str, Any]) -> dict[str, Any]:
+    """The same for a grader: a point for each definition, equation and exercise."""
+    known = book.data[result["chapter"]]
+    tests = []
+    for name, found in result["blanks"].items():
+        said = "\n".join(detail(known, found)) if found["state"] == "failed" else ""
+        tests.append(
+            entry("definition", name, found["state"] == "passed", said or found["state"])
+        )
+    for label, ok in result["equations"].items():
+        tests.append(entry("equation", label, ok, known["equations"][label][0]))
+    for number, note in result["exercises"].items():
+        tests.append(entry("exercise", number, note["kind"] == "passed", note["came"]))
+    if ratio := result.get("ratio"):
+        tests.append(entry("time", "time", ratio <= MOST, pace(ratio)))
+    score = sum(test["score"] for test in tests)
+    total = {"chapter": result["chapter"], "score": score, "max_score": len(tests)}
+    used = {
+        "lent": sorted(book.state["lent"]),
+        "answers_seen": sorted(book.state["answers"]),
+    }
+    return total | used | {"hints": book.state["hints"], "tests": tests}
+
+
+def entry(kind: str, name: str, passed: bool, said: str) -> dict[str, Any]:
+    base = {"kind": kind, "name": name, "score": int(passed), "max_score": 1}
+    return base | {"output": "" if passed else said}

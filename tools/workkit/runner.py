@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bookkit.grammar import only_python
 from bookkit.stage import used
-from workkit.closure import is_check, is_import, needed
-from workkit.ranks import watch_ranks
+from workkit.cells import is_check, is_import, needed
+from workkit.errors import watch_ranks
 from workkit.tracing import Tracer
 from workkit.values import digits
 

@@ -10,18 +10,27 @@ from __future__ import annotations
 import ast
 import linecache
 import symtable
+from collections import Counter
 from typing import Any
 
 from bookkit.grammar import only_python
 from bookkit.stage import touched
 from bookkit.statements import global_names
-from workkit.assertions import Soft, labels_by_line
-from workkit.closure import attributes, caught, set_by
-from workkit.places import place_in, raised_in
-from workkit.raised import raised, running
-from workkit.ranks import left_word
-from workkit.sides import differences, looked_at, sides, unseen
-from workkit.values import CARRY_NOTHING, NO_STATE, apart, digits, holds
+from workkit.cells import Soft, attributes, caught, labels_by_line, set_by
+from workkit.errors import left_word, place_in, raised, raised_in, running
+from workkit.values import (
+    CARRY_NOTHING,
+    NO_STATE,
+    apart,
+    differences,
+    digits,
+    holds,
+    looked_at,
+    sides,
+    unseen,
+)
+
+LONG = 60  # symbols of a statement or an assertion, for its key
 
 
 class Tracer:
@@ -34,6 +43,8 @@ class Tracer:
         self.lost: set[str] = set()  # names that a failed statement would have made
         self.notes: list[dict[str, Any]] = []
         self.at: dict[str, Any] = {}
+        self.places: Counter[str] = Counter()  # statements and assertions, by text
+        self.turns: Counter[str] = Counter()  # how often each of these assertions ran
         namespace["__seen__"] = self.seen
 
     def run_cell(self, name: str, source: str, blank: str | None = None) -> None:
@@ -42,13 +53,24 @@ class Tracer:
         file = f"<{name}>"
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
         labels = labels_by_line(source)
-        for number, node in enumerate(ast.parse(source).body):
+        self.soft = Soft(lambda test: self.place(ast.get_source_segment(source, test)))
+        for node in ast.parse(source).body:
             decorators = getattr(node, "decorator_list", [])
             first = min(n.lineno for n in (node, *decorators))
             behind = labels[max((n for n in labels if n <= first), default=0)]
             text = ast.get_source_segment(source, node) or ""
-            self.at = {"cell": name, "statement": number, "labels": behind, "parts": 0}
+            self.at = {"cell": name, "labels": behind}
+            self.at["key"] = self.place(text)
             self.run_statement(node, text, file, blank)
+
+    def place(self, text: str) -> str:
+        """By what a mistake's record knows a statement or an assertion again.
+
+        Its first label and its text: what is written beside it changes nothing. The second
+        with the same ones has a number.
+        """
+        label = "".join(self.at["labels"][:1])
+        return counted(f"{label}: {' '.join(text.split())[:LONG]}", self.places)
 
     def run_statement(
         self, node: ast.stmt, text: str, file: str, blank: str | None
@@ -60,6 +82,9 @@ class Tracer:
         behind = self.owners_of(uses) | ({blank} if blank else set())
         self.at |= {"uses": sorted(behind), "assert": isinstance(node, ast.Assert)}
         definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        tree = ast.Module([node], [])
+        if not isinstance(node, ast.ClassDef):
+            tree = self.soft.visit(tree)
         if not definition and uses & self.lost:
             self.lost |= makes
             self.note("skipped", text)
@@ -73,9 +98,6 @@ class Tracer:
             kept = set() if name in plain else self.behind.get(name, set())
             self.behind[name] = behind | kept
         self.lost -= makes
-        tree = ast.Module([node], [])
-        if not isinstance(node, ast.ClassDef):
-            tree = Soft().visit(tree)
         code = compile(ast.fix_missing_locations(tree), file, "exec")
         before = len(self.notes)
         left_word()  # of what was caught
@@ -109,12 +131,14 @@ class Tracer:
             more["place"] = place_in(came.frames, mine[-1:] if came.stuck else mine)
         self.note(kind, text, came=said[:400], digits=known, **more)
 
-    def seen(self, text: str, form: str, names: dict, work: Any, message: Any) -> None:
+    def seen(
+        self, place: str, text: str, form: str, names: dict, work: Any, message: Any
+    ) -> None:
         """What an assertion calls in place of raising: `work` gives its parts.
 
         Each of the `names` in it is given by a function, as it may be one of a check's own.
         """
-        self.at["parts"] += 1
+        self.at["key"] = counted(place, self.turns, "turn ")
         if self.at["assert"]:  # each part of it for itself
             tree = ast.parse(text)
             part = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
@@ -143,7 +167,11 @@ class Tracer:
         )
 
     def note(self, kind: str, text: str, **more: Any) -> None:
-        at = self.at
-        key = f"{at['cell']}:{at['statement']}:{at['parts']}"
-        kept = {"kind": kind, "key": key, "cell": at["cell"], "text": text[:400]}
-        self.notes.append(kept | {"labels": at["labels"], "uses": at["uses"]} | more)
+        at = {name: self.at[name] for name in ("key", "cell", "labels", "uses")}
+        self.notes.append(at | {"kind": kind, "text": text[:400]} | more)
+
+
+def counted(name: str, found: Counter[str], word: str = "") -> str:
+    """The name; from its second time on, with a number."""
+    found[name] += 1
+    return name if found[name] == 1 else f"{name} ({word}{found[name]})"
