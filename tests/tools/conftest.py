@@ -1,9 +1,15 @@
-"""A tiny book for each test of a tool."""
+"""A tiny book for each test of a tool, and a workbook of the whole one."""
+
+import shutil
 
 import pytest
 
 from bookkit import tangle
-from tiny_book import BASE, LATER, OTHER, ROOTS, code, run, write
+from bookkit.grammar import SOLUTION
+from editions.reflow import answers_of
+from editions.workbook import write_workbook
+from editions.workbook_record import read_book
+from tiny_book import BASE, LATER, OTHER, ROOT, ROOTS, code, run, write
 
 
 @pytest.fixture
@@ -23,3 +29,29 @@ def root(tmp_path):
     write(tmp_path / "book/02_second.ipynb", "# Second", LATER)
     assert run(tangle, tmp_path) == 0
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workbook")
+    write_workbook(ROOT, folder, None)
+    return folder
+
+
+@pytest.fixture
+def folder(untouched, tmp_path):
+    """A workbook to write in."""
+    return shutil.copytree(untouched, tmp_path / "workbook")
+
+
+@pytest.fixture(scope="session")
+def ours():
+    """Our own cells, as answers."""
+    book, found = read_book(ROOT), {}
+    for chapter in book.chapters:
+        found |= answers_of(book.shown(chapter))
+    for cell in (cell for c in book.chapters for cell in c.code_cells):
+        if solved := SOLUTION.match(cell.source):
+            start = f"# Exercise {solved[1]}: yours"
+            found[solved[1]] = f"{found.get(solved[1], start)}\n{cell.source}"
+    return found

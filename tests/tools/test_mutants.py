@@ -25,7 +25,7 @@ def test_larger():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mistakes are planted in forks")
-@pytest.mark.thorough
+@pytest.mark.costly("mutants", "benchmarks/mutants.py")
 def test_a_mutant_that_no_test_notices_is_told(tmp_path):
     for name, text in {
         "attnlib/__init__.py": "",

@@ -25,7 +25,7 @@ def house(tmp_path):
         "attnlib/one.py": "from attnlib.base import base\n\ndef one():\n    return base\n",
         "attnlib/two.py": "def two():\n    return 2\n",
         "attnlib/base.py": "base = 1\n",
-        "tools/kit/show.py": "import attnlib.two\n",
+        "tools/room/show.py": "import attnlib.two\n",
         "book/_static/data.json": "{}\n",
         "book/faults.toml": "a = 1\n",
     }
@@ -51,7 +51,7 @@ def keys(root):
     """Of the chapter as a whole, of its run, of its code, and of a program."""
     proofs = Proofs(root)
     parts = ("book/01_one.ipynb", "book/01_one.ipynb#run", "book/01_one.ipynb#code")
-    made = [proofs.key([part]) for part in (*parts, "tools/kit/show.py")]
+    made = [proofs.key([part]) for part in (*parts, "tools/room/show.py")]
     return dict(zip(("whole", "run", "code", "program"), made, strict=True))
 
 

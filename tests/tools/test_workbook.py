@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 import build_book
 from bookkit.chapters import BookError, read_chapters
-from bookkit.grammar import SOLUTION
 from bookkit.mistakes import read_faults
 from bookkit.modules import read_modules
 from bookkit.statements import formatted
@@ -25,8 +23,8 @@ from editions.reflow import answers_of
 from editions.workbook import write_workbook
 from editions.workbook_mistakes import renewed
 from editions.workbook_record import Book, owed, read_book, read_record, write_record
-from other_answers import WRITTEN, other_answers
 from tiny_book import ROOT, edit, refused, run
+from workbench import cell_of, check, sources, write
 from workkit import checking, cli
 from workkit.naming import judge, signature
 from workkit.notebook import Desk, begin
@@ -36,68 +34,10 @@ from workkit.store import Store, name_of
 from workkit.tracing import Tracer
 from workkit.workbook import Workbook
 
-
-def every_chapter(test):
-    """Each chapter in which a reader of the workbook has something to do."""
-    cells = [(c.key, cell) for c in read_chapters(ROOT) for cell in c.code_cells]
-    keys = [key for key, cell in cells if SOLUTION.match(cell.source)]
-    return pytest.mark.parametrize("key", dict.fromkeys(keys))(test)
-
-
-@pytest.fixture(scope="session")
-def untouched(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("workbook")
-    write_workbook(ROOT, folder, None)
-    return folder
-
-
-@pytest.fixture
-def folder(untouched, tmp_path):
-    """A workbook to write in."""
-    return shutil.copytree(untouched, tmp_path / "workbook")
-
-
-@pytest.fixture(scope="session")
-def ours():
-    """Our own cells, as answers."""
-    book, found = read_book(ROOT), {}
-    for chapter in book.chapters:
-        found |= answers_of(book.shown(chapter))
-    for cell in (cell for c in book.chapters for cell in c.code_cells):
-        if solved := SOLUTION.match(cell.source):
-            start = f"# Exercise {solved[1]}: yours"
-            found[solved[1]] = f"{found.get(solved[1], start)}\n{cell.source}"
-    return found
-
-
-def check(folder, *words):
-    command = [sys.executable, folder / "check.py", *map(str, words)]
-    env = os.environ | {"ATTNLIB_BOOK": str(ROOT / "attnlib"), "PYTHONPATH": ""}
-    options = {"capture_output": True, "encoding": "utf-8"}
-    return subprocess.run(command, env=env, cwd=folder, **options)
-
-
-def write(folder, answers):
-    """As a reader does: into the notebooks."""
-    for path in (folder / "book").glob("*.ipynb"):
-        notebook = json.loads(path.read_text("utf-8"))
-        names = {name_of("".join(cell["source"])): cell for cell in notebook["cells"]}
-        for name in answers.keys() & names.keys():
-            names[name]["source"] = answers[name]
-        if answers.keys() & names.keys():
-            path.write_text(json.dumps(notebook), encoding="utf-8")
-
-
-def sources(folder, key):
-    """The code of a chapter's notebook, or of all, cell by cell."""
-    paths = sorted((folder / "book").glob(f"{key}_*.ipynb"))
-    cells = [c for p in paths for c in json.loads(p.read_text("utf-8"))["cells"]]
-    return ["".join(c["source"]) for c in cells]
-
-
-def cell_of(folder, name):
-    return next((s for s in sources(folder, "*") if name_of(s) == name), None)
-
+in_use = pytest.mark.costly(
+    *("workbook", "tools/workkit/*.py", "book/workbook/folder/*"),
+    *("book/workbook/blanks.toml", "book/0[1-3]_*.ipynb#code"),
+)
 
 # What is in the folder
 
@@ -162,7 +102,7 @@ def test_our_answers_make_our_package(untouched, ours):
         assert formatted(text, file, ROOT) == (ROOT / file).read_text("utf-8"), file
 
 
-@pytest.mark.thorough
+@in_use
 def test_an_untouched_workbook_says_what_to_do_first(folder):
     said = check(folder).stdout
     assert f"0 of {len(read_blanks(ROOT))} definitions" in said
@@ -202,42 +142,6 @@ def test_the_site_is_built_if_it_is_missing(tmp_path, monkeypatch):
     assert refused(workbook, tmp_path, "folder") == "the book does not build"
 
 
-@pytest.mark.thorough
-@every_chapter
-def test_our_answers_pass(folder, ours, key):
-    pass_all(folder, ours, key)
-
-
-def pass_all(folder, answers, key):
-    write(folder, answers)
-    done = check(folder, key, "--json", folder / "grade.json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (grade,) = json.loads((folder / "grade.json").read_text("utf-8"))["chapters"]
-    assert [t for t in grade["tests"] if not t["score"]] == []
-
-
-def others(folder, key):
-    """Right answers that are written in another way than ours."""
-    blanks = read_data(folder)[key]["blanks"]
-    return other_answers(key, {name: blank["source"] for name, blank in blanks.items()})
-
-
-def test_each_definition_has_another_answer_from_chapter_4_on(untouched):
-    asked = {key: {*known["blanks"]} for key, known in read_data(untouched).items()}
-    found = {key: {*others(untouched, key)} for key in ANSWERED}
-    assert found == {key: of for key, of in asked.items() if of and key > "03"}
-
-
-ANSWERED = sorted(path.stem for path in WRITTEN.glob("*.py"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("key", ANSWERED)
-def test_right_answers_of_another_kind_pass(folder, ours, key):
-    """Those of a chapter; in the others, ours."""
-    pass_all(folder, ours | others(folder, key), key)
-
-
 # What the reader is told
 
 
@@ -273,20 +177,6 @@ def test_each_mistake_is_known_by_its_own_numbers(untouched):
     assert len(alike) <= len(kept) / 10, alike
 
 
-@pytest.mark.thorough
-@pytest.mark.skipif(sys.platform != "linux", reason="mistakes are entered in forks")
-@every_chapter
-def test_each_mistake_entered_is_named(key):
-    """Four of a chapter's mistakes, but for those that its record calls silent.
-
-    `python tools workbook_mistakes NN --check 99` enters all; that takes a quarter of an
-    hour for a chapter whose checks train a network.
-    """
-    program = [sys.executable, ROOT / "tools", "workbook_mistakes", key, "--check", "4"]
-    done = subprocess.run(program, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-
-
 TAB = " " * 8
 ENDS = {
     "a loop": (f"while True:\n{TAB}    pass\n{TAB}", "no end after 8 seconds"),
@@ -296,7 +186,7 @@ ENDS = {
 }
 
 
-@pytest.mark.thorough
+@in_use
 @pytest.mark.parametrize("kind", ENDS)
 def test_what_breaks_ends_with_a_message(folder, ours, kind):
     new, told = ENDS[kind]
@@ -321,7 +211,7 @@ def test_of_two_definitions_the_first_that_does_not_pass_is_meant(folder, monkey
     assert book.find("layer_norm.LayerNorm")[0] == "layer_norm.LayerNorm"
 
 
-@pytest.mark.thorough
+@in_use
 def test_hints_come_before_the_answer_and_loans_are_counted(folder):
     name = "causal_mask"
     assert "Hint 1 of 2" in check(folder, "hint", name).stdout
@@ -452,145 +342,13 @@ def test_a_blank_needs_two_hints(tmp_path):
         read_blanks(tmp_path)
 
 
-# Milestones
-
-
-MILESTONES = {  # what it shows; a mistake of a chapter, and what is said of it
-    "attention": (
-        "ScaledDotProductAttention(causal=True) keeps the contract",
-        *("01", "Without a mask, the module lets softmax run over the queries."),
-        "the weights of a row do not sum to 1",
-    ),
-    "english": (
-        "are words of the text",
-        *("09", "The model's attention sees the later tokens too."),
-        "the model sees what comes later",
-    ),
-    "backward": (
-        "Loss on a text that it has not seen",
-        *("12", "The table's use by the logits is forgotten."),
-        "the gradient of token_embedding.weight is not autograd's",
-    ),
-    "tiles": (
-        "the largest differences are\n  output",
-        *("14", "A tile that the diagonal cuts is taken for whole."),
-        "causal: output is off by up to",
-    ),
-    "kernel": (
-        "the largest differences are\n  output",
-        *("15", "The last query of the block says what is whole."),
-        "causal: output is off by up to",
-    ),
-}
-
-
-def every_milestone(test):
-    names = [n for n in MILESTONES if n != "kernel" or sys.platform == "linux"]  # Triton
-    return pytest.mark.parametrize("name", names)(test)
-
-
-@pytest.mark.thorough
-@every_milestone
-def test_a_milestone_is_reached_by_what_the_package_does(folder, ours, name):
-    write(folder, ours)
-    done = check(folder, "milestone", name)
-    assert done.returncode == 0 and "Reached: Your" in done.stdout, done.stdout
-    assert MILESTONES[name][0] in done.stdout and f"\n✓ {name}" in done.stdout
-    if name == "backward":  # what the page of the book shows
-        page = (ROOT / "book" / "workbook.md").read_text("utf-8")
-        block = page[page.index("36 gradients") : page.index("Reached: ")].splitlines()
-        said = {re.sub(r"\d[\d.e-]*", "#", line) for line in done.stdout.splitlines()}
-        assert {re.sub(r"\d[\d.e-]*", "#", line) for line in block} - said == {"  …"}
-    assert "1 of 6 milestones" in check(folder).stdout
-    page = (folder / "PROGRESS.md").read_text("utf-8")
-    (reached,) = [line for line in page.splitlines() if line.startswith("- [x]")]
-    assert reached.endswith(f"milestone {name}`")
-
-
-@pytest.mark.thorough
-@every_milestone
-def test_a_milestone_is_not_reached_with_a_mistake(folder, ours, name):
-    _, key, sentence, told = MILESTONES[name]
-    (chapter,) = [c for c in read_chapters(ROOT) if c.key == key]
-    mine = {n: ours[n] for n in read_data(folder)[key]["blanks"]}
-    tried = workbook_record.entered(read_faults(ROOT, chapter), mine)
-    (changed,) = [changed for fault, changed in tried if fault.mistake == sentence]
-    write(folder, ours | changed)
-    state = {"milestones": {name: True}}  # from before the mistake
-    (folder / "yours").mkdir(exist_ok=True)
-    (folder / "yours" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
-    done = check(folder, "milestone", name)
-    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
-    assert "Not reached:" in done.stdout and told in done.stdout, done.stdout
-    assert f"\n· {name}" in done.stdout
-
-
-@pytest.mark.thorough
-def test_what_the_model_writes_is_looked_at(folder, ours):
-    drawn = ours["generation.sample"].replace("probabilities, 1,", "probabilities**0, 1,")
-    assert drawn != ours["generation.sample"]
-    write(folder, ours | {"generation.sample": drawn})
-    done = check(folder, "milestone", "english")
-    assert done.returncode == 1 and "what it writes is no English" in done.stdout
-
-
-@pytest.mark.thorough
-def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours):
-    done = check(folder, "milestone")
-    assert (
-        "Next, attention: First write `apply_mask` (chapter 1) and 4 more." in done.stdout
-    )
-    assert "Then: python check.py milestone attention" in done.stdout
-    write(folder, {n: a for n, a in ours.items() if n != "masks.causal_mask"})
-    done = check(folder, "milestone", "attention")
-    assert done.returncode == 1
-    assert "Not tried. First write `causal_mask` (chapter 1)." in done.stdout
-    check(folder, "lend", 1)
-    done = check(folder, "milestone", "attention")
-    assert done.returncode == 1
-    assert "Not tried. Ours stand in for `causal_mask` (chapter 1);" in done.stdout
-    write(folder, {"masks.causal_mask": ours["masks.causal_mask"] + "\n("})
-    done = check(folder, "milestone", "attention")
-    assert done.returncode == 1 and "Not tried. masks.causal_mask: line" in done.stdout
-    assert check(folder, "milestone", "nonsense").returncode == 2
-
-
-@pytest.mark.thorough
-def test_a_milestone_without_end_ends_with_a_message(folder, ours):
-    edit(folder / "tools/workkit/checking.py", "SECONDS = 180", "SECONDS = 8")
-    loop = ours["masks.causal_mask"].replace(
-        "keys = ", "while True:\n        pass\n    keys = ", 1
-    )
-    write(folder, ours | {"masks.causal_mask": loop})
-    done = check(folder, "milestone", "attention")
-    assert done.returncode == 1 and "no end after 8 seconds" in done.stdout
-    assert "of attnlib/masks.py" in done.stdout.replace("\\", "/")
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(sys.platform != "linux", reason="without Triton it isn't all")
-def test_the_package_is_installed_and_tested(folder, ours):
-    write(folder, ours)
-    for path in (folder / "tests").glob("test_*.py"):
-        if path.name != "test_multi_head.py":
-            path.unlink()
-    missing = f"{len(read_blanks(ROOT))} are missing"
-    assert missing in check(folder, "milestone", "final").stdout
-    state = {"passed": dict.fromkeys(read_blanks(ROOT), True)}
-    (folder / "yours" / "progress.json").write_text(json.dumps(state), encoding="utf-8")
-    done = check(folder, "milestone", "final")
-    assert done.returncode == 0 and "✓ final " in done.stdout, done.stdout
-    rows = [line.split() for line in done.stdout.splitlines() if "Attention" in line]
-    assert [row[0] for row in rows if len(row) == 5] == ["yours"] * 2 + ["ours"] * 2
-
-
 # Nothing is lost
 
 NAME = "masks.apply_mask"
 MINE = "# attnlib/masks.py: yours, apply_mask\ndef apply_mask(scores, mask):\n    return 1"
 
 
-@pytest.mark.thorough
+@in_use
 def test_building_again_keeps_every_answer(folder):
     write(folder, {NAME: MINE, "1.1": "# Exercise 1.1: yours\nx = 1"})
     old = (folder / "book" / "01_scaled_dot_product.ipynb").read_bytes()
@@ -602,7 +360,7 @@ def test_building_again_keeps_every_answer(folder):
     assert cell_of(folder, NAME).endswith("# better")
 
 
-@pytest.mark.thorough("folder", "workkit")
+@in_use
 def test_a_notebook_deleted_broken_or_emptied_gets_its_answers_back(folder):
     path = folder / "book" / "01_scaled_dot_product.ipynb"
     whole = path.read_bytes()
@@ -616,7 +374,7 @@ def test_a_notebook_deleted_broken_or_emptied_gets_its_answers_back(folder):
     assert "put back" in check(folder).stdout and cell_of(folder, NAME) == MINE
 
 
-@pytest.mark.thorough("folder", "workkit")
+@in_use
 def test_what_was_written_before_is_kept(folder):
     for text in (MINE, MINE.replace("1", "2"), MINE.replace("1", "3")):
         write(folder, {NAME: text})
@@ -628,7 +386,7 @@ def test_what_was_written_before_is_kept(folder):
     assert "return 3" in (folder / "yours" / "history.jsonl").read_text("utf-8")
 
 
-@pytest.mark.thorough
+@in_use
 def test_two_runs_at_once_and_an_interrupted_write(folder):
     write(folder, {NAME: MINE})
     command = [sys.executable, folder / "check.py"]
@@ -642,7 +400,7 @@ def test_two_runs_at_once_and_an_interrupted_write(folder):
     assert check(folder).returncode == 0
 
 
-@pytest.mark.thorough("folder", "workkit")
+@in_use
 def test_answers_survive_a_broken_store(folder):
     write(folder, {NAME: MINE})
     check(folder)
@@ -712,7 +470,7 @@ def checked(folder, monkeypatch, key, *notes, ended="", trace=""):
     return book, in_words(book, checking.check(book, key))
 
 
-@pytest.mark.thorough("folder", "workkit")
+@in_use
 def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatch):
     write(folder, {name: ours[name] for name in PASSED})
     good = [note("passed", name) for name in PASSED]
@@ -738,7 +496,7 @@ def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatc
     assert "✓ CausalAttention" in said and "first." not in said
 
 
-@pytest.mark.thorough
+@in_use
 def test_a_definition_waits_for_one_of_an_earlier_chapter(folder, ours):
     write(folder, {n: a for n, a in ours.items() if n != "masks.causal_mask"})
     done = check(folder, 3)

@@ -61,7 +61,7 @@ def test_what_a_rank_raises_is_told_with_the_readers_line():
     assert note["kind"] == "failed" and note["came"] == "no"
 
 
-@pytest.mark.thorough
+@pytest.mark.costly("workbook-ranks")
 def test_a_rank_that_others_wait_for_is_told_in_a_sentence():
     """And not after the minute that `run` would take."""
     alone = EARLY.replace("    dist", "    if not x.any():\n        return x\n    dist")
