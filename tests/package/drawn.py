@@ -90,8 +90,21 @@ def close(found, expected, atol=1e-12, rtol=0.0):
 
 
 def refuses(message, error=ValueError):
-    """Asserts that what follows is refused, word for word."""
-    return pytest.raises(error, match=rf"\A{re.escape(message)}\Z")
+    """Asserts that what follows is refused, word for word; … stands for any words."""
+    words = re.escape(message).replace("…", "(?s:.*)")
+    return pytest.raises(error, match=rf"\A{words}\Z")
+
+
+def each_refused(error, cases, call=lambda case: case()):
+    """A test for each message and the case, by default a call, that is refused with it."""
+
+    @pytest.mark.usefixtures("as_shipped")
+    @pytest.mark.parametrize("message", cases)
+    def test(message):
+        with refuses(message, error):
+            call(cases[message])
+
+    return test
 
 
 def small_model(**options):
