@@ -19,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 def normal(*shape, seed=0, dtype=torch.float64, grad=False):
     """A tensor of normal numbers: the same in float64 and, rounded, in another dtype."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(*shape, dtype=torch.float64, generator=generator)
+    drawn = torch.randn(shape, dtype=torch.float64, generator=generator)
     return drawn.to(dtype).requires_grad_(grad)
 
 
