@@ -38,6 +38,7 @@ LEFT_OUT = {
     "testing": "is a test itself, of chosen examples; tried on planted mistakes",
 }
 ENOUGH = 20  # seconds of tests for a mutant: the slowest are spared to those that survive
+NOT_PLANTED = 2  # status of a process: a mutant that is nowhere is not noticed
 Lines = dict[str, list[str]]  # by the number of a line, the tests that come by
 
 
@@ -134,7 +135,10 @@ class Trial:
 
     def survives(self, name: str, mutant: Mutant, tests: list[str]) -> bool:
         """Whether all these tests pass with the mutant planted, in this process."""
-        plant(import_module(f"attnlib.{name}"), mutant.tree)
+        try:
+            plant(import_module(f"attnlib.{name}"), mutant.tree)
+        except KeyError:
+            os._exit(NOT_PLANTED)
         return len([*self.passed(tests)]) == len(tests)
 
     def try_module(self, name: str, lines: Lines) -> dict[str, Any]:
@@ -145,6 +149,8 @@ class Trial:
         def wait() -> None:
             child, status = os.wait()
             number, place = running.pop(child)
+            if os.waitstatus_to_exitcode(status) == NOT_PLANTED:
+                raise RuntimeError(f"{name}: not planted: {place}")
             if status == 0:
                 survivors[number] = place
                 print(f"{name}:", ": ".join(place.values()), flush=True)
