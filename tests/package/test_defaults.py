@@ -95,8 +95,8 @@ SIGNATURES = [  # what the design promises; more may come behind
     "FeedForwardNetwork(d_model, d_ff=None, dropout=0.0)",
     "TransformerBlock(embed_dim, num_heads, d_ff=None, attention=None, dropout=0.0, "
     "norm_first=True)",
-    "flash_attention(query, key, value, mask=None, *, causal=False, window=None, scale=None, "
-    "block_size=None, return_lse=False)",
+    "flash_attention(query, key, value, mask=None, *, causal=False, window=None, "
+    "scale=None, block_size=None, return_lse=False)",
     "FlashAttention(causal=False, scale=None, block_size=None, backend='auto')",
 ]
 
