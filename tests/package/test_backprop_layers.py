@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from attnlib.backprop import (
     Embedding,
     FeedForwardNetwork,
     LanguageModel,
-    Layer,
     LayerNorm,
     MultiHeadAttention,
     Projection,
@@ -42,10 +42,9 @@ def array(*shape, seed=0):
 
 
 class Case(NamedTuple):
-    """A layer, its namesake in PyTorch with the same names of parameters, and inputs."""
+    """What makes a layer and its namesake in PyTorch, and the inputs of both."""
 
-    ours: Layer
-    theirs: torch.nn.Module
+    layers: Callable
     inputs: list
     mask: np.ndarray | None = None
 
@@ -55,18 +54,27 @@ class Mean(torch.nn.Module):
         return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def of(name, *sizes, heads=(), **options):
-    """The layer of this name and its namesake, with parameters away from their start."""
-    made = []
-    for library in (backprop, attnlib):
-        parts = [library.ScaledDotProductAttention(**head) for head in heads]
-        more = {"attention": parts if len(parts) > 1 else parts[0]} if parts else {}
-        made.append(getattr(library, name)(*sizes, **options, **more))
-    for i, parameter in enumerate(made[0].parameters().values()):
-        parameter[...] = 0.4 * array(*parameter.shape, seed=50 + i)
-        if parameter.shape == (5,):  # of the hidden features, which keep away from kinks
-            parameter += 3 * np.sign(parameter)
-    return made
+def of(name, *sizes, theirs=None, heads=(), **options):
+    """Makes the layer of this name and its namesake.
+
+    When a test runs, so that the constructor belongs to it; with parameters away from
+    their start, and those of hidden features away from kinks.
+    """
+
+    def layers():
+        made = []
+        for library in (backprop, attnlib):
+            parts = [library.ScaledDotProductAttention(**head) for head in heads]
+            more = {"attention": parts if len(parts) > 1 else parts[0]} if parts else {}
+            namesake = library is attnlib and theirs
+            made.append((namesake or getattr(library, name))(*sizes, **options, **more))
+        for i, parameter in enumerate(made[0].parameters().values()):
+            parameter[...] = 0.4 * array(*parameter.shape, seed=50 + i)
+            if parameter.shape == (5,):
+                parameter += 3 * np.sign(parameter)
+        return made
+
+    return layers
 
 
 ALLOWED = array(2, 2, 4, 6, seed=1) < 0.4
@@ -76,6 +84,7 @@ IDS = np.array([[2, 0, 2], [2, 6, 0]])  # of 7 words: some twice, some never
 EMPTY_ROW = np.array([[True, True, False], [False, False, False], [True, False, True]])
 CAUSAL, SCALE = {"causal": True}, {"scale": 0.3}
 ATTENTION, HEADS = "ScaledDotProductAttention", "MultiHeadAttention"
+GATED = "GatedFeedForwardLayer"
 SIZES = {"vocab_size": 7, "context_length": 5, "embed_dim": 4, "num_heads": 2, "d_ff": 5}
 
 
@@ -85,69 +94,62 @@ def qkv(*leading, queries=4, keys=6):
 
 
 CASES = {
-    "one query": Case(*of(ATTENTION, **CAUSAL), qkv(queries=1)),
-    "no keys": Case(*of(ATTENTION), qkv(2, keys=0)),
-    "no queries": Case(*of(ATTENTION), qkv(2, queries=0)),
-    "causal, N < M": Case(*of(ATTENTION, **CAUSAL), qkv(2)),
-    "causal, N > M": Case(*of(ATTENTION, **CAUSAL), qkv(2, queries=6, keys=4)),
-    "no scale": Case(*of(ATTENTION, scale=0.0), qkv()),
-    "boolean mask": Case(*of(ATTENTION, **SCALE), qkv(2, 2), ALLOWED),
-    "mask for all heads": Case(*of(ATTENTION), qkv(2, 2), ALLOWED[:, :1]),
-    "padding": Case(*of(ATTENTION), qkv(2, 2), np.arange(6) < 4),
-    "nothing allowed": Case(*of(ATTENTION), qkv(2), np.zeros((4, 6), dtype=bool)),
-    "additive mask": Case(*of(ATTENTION), qkv(2, 2), ADDED),
-    "both masks": Case(*of(ATTENTION, **CAUSAL), qkv(2, 2), ALLOWED),
-    "heads": Case(*of(HEADS, 4, 2), [array(2, 2, 3, 4)]),
-    "keys": Case(*of(HEADS, 4, 2), [array(2, 3, 4), array(2, 5, 4, seed=1)]),
+    "one query": Case(of(ATTENTION, **CAUSAL), qkv(queries=1)),
+    "no keys": Case(of(ATTENTION), qkv(2, keys=0)),
+    "no queries": Case(of(ATTENTION), qkv(2, queries=0)),
+    "causal, N < M": Case(of(ATTENTION, **CAUSAL), qkv(2)),
+    "causal, N > M": Case(of(ATTENTION, **CAUSAL), qkv(2, queries=6, keys=4)),
+    "no scale": Case(of(ATTENTION, scale=0.0), qkv()),
+    "boolean mask": Case(of(ATTENTION, **SCALE), qkv(2, 2), ALLOWED),
+    "mask for all heads": Case(of(ATTENTION), qkv(2, 2), ALLOWED[:, :1]),
+    "padding": Case(of(ATTENTION), qkv(2, 2), np.arange(6) < 4),
+    "nothing allowed": Case(of(ATTENTION), qkv(2), np.zeros((4, 6), dtype=bool)),
+    "additive mask": Case(of(ATTENTION), qkv(2, 2), ADDED),
+    "both masks": Case(of(ATTENTION, **CAUSAL), qkv(2, 2), ALLOWED),
+    "heads": Case(of(HEADS, 4, 2), [array(2, 2, 3, 4)]),
+    "keys": Case(of(HEADS, 4, 2), [array(2, 3, 4), array(2, 5, 4, seed=1)]),
     "keys and values": Case(
-        *of(HEADS, 4, 2), [array(3, 4), array(5, 4, seed=1), array(5, 4, seed=2)]
+        of(HEADS, 4, 2), [array(3, 4), array(5, 4, seed=1), array(5, 4, seed=2)]
     ),
-    "one head, one token": Case(*of(HEADS, 4, 1), [array(1, 1, 4)]),
-    "no bias": Case(*of(HEADS, 4, 4, bias=False), [array(3, 4)]),
-    "causal heads": Case(*of(HEADS, 4, 2, heads=[CAUSAL]), [array(2, 4), array(5, 4)]),
-    "empty row": Case(*of(HEADS, 4, 2), [array(2, 3, 4)], EMPTY_ROW),
-    "mask for each head": Case(*of(HEADS, 4, 2), [array(2, 4, 4)], ALLOWED[..., :4]),
+    "one head, one token": Case(of(HEADS, 4, 1), [array(1, 1, 4)]),
+    "no bias": Case(of(HEADS, 4, 4, bias=False), [array(3, 4)]),
+    "causal heads": Case(of(HEADS, 4, 2, heads=[CAUSAL]), [array(2, 4), array(5, 4)]),
+    "empty row": Case(of(HEADS, 4, 2), [array(2, 3, 4)], EMPTY_ROW),
+    "mask for each head": Case(of(HEADS, 4, 2), [array(2, 4, 4)], ALLOWED[..., :4]),
     "list of heads": Case(
-        *of(HEADS, 4, 2, heads=[SCALE, CAUSAL]), [array(2, 4, 4)], ALLOWED[..., :4]
+        of(HEADS, 4, 2, heads=[SCALE, CAUSAL]), [array(2, 4, 4)], ALLOWED[..., :4]
     ),
     "list, one mask": Case(
-        *of(HEADS, 4, 2, heads=[SCALE, CAUSAL]), [array(2, 3, 4)], EMPTY_ROW
+        of(HEADS, 4, 2, heads=[SCALE, CAUSAL]), [array(2, 3, 4)], EMPTY_ROW
     ),
     "list, added": Case(
-        *of(HEADS, 4, 2, heads=[CAUSAL, SCALE]), [array(2, 4, 4)], ADDED[:, :1, :, :4]
+        of(HEADS, 4, 2, heads=[CAUSAL, SCALE]), [array(2, 4, 4)], ADDED[:, :1, :, :4]
     ),
-    "block": Case(
-        *of("TransformerBlock", 4, 2, 5), [array(2, 3, 4)], np.tri(3, dtype=bool)
-    ),
-    "model": Case(*of("LanguageModel", **SIZES, num_layers=2), [IDS]),
-    "one text": Case(*of("LanguageModel", **SIZES, num_layers=1), [np.arange(5) // 2]),
+    "block": Case(of("TransformerBlock", 4, 2, 5), [array(2, 3, 4)], np.tri(3, dtype=bool)),
+    "model": Case(of("LanguageModel", **SIZES, num_layers=2), [IDS]),
+    "one text": Case(of("LanguageModel", **SIZES, num_layers=1), [np.arange(5) // 2]),
 }
 for _shape in ((), (3,), (2, 3), (1, 1), (2, 0)):
     _x, _ids = array(*_shape, 4), RNG.integers(0, 3, _shape)
     _made = {
-        "projection": Case(*of("Projection", 4, 3), [_x]),
-        "square projection": Case(*of("Projection", 4, 4), [_x]),
-        "projection without bias": Case(*of("Projection", 4, 3, bias=False), [_x]),
-        "layer norm": Case(*of("LayerNorm", 4, 1e-3), [_x]),
-        "RMS norm": Case(backprop.RMSNormLayer(4, 0.1), attnlib.RMSNorm(4, 0.1), [_x]),
-        "ReLU": Case(ReLU(), torch.nn.ReLU(), [_x + 0.1 * np.sign(_x)]),
-        "SiLU": Case(SiLU(), torch.nn.SiLU(), [_x]),
-        "network": Case(*of("FeedForwardNetwork", 4, 5), [_x]),
-        "gated": Case(
-            backprop.GatedFeedForwardLayer(4, 6, rng=RNG),
-            *(attnlib.GatedFeedForward(4, 6), [_x]),
-        ),
+        "projection": Case(of("Projection", 4, 3), [_x]),
+        "square projection": Case(of("Projection", 4, 4), [_x]),
+        "projection without bias": Case(of("Projection", 4, 3, bias=False), [_x]),
+        "layer norm": Case(of("LayerNorm", 4, 1e-3), [_x]),
+        "RMS norm": Case(of("RMSNormLayer", 4, 0.1, theirs=attnlib.RMSNorm), [_x]),
+        "ReLU": Case(of("ReLU", theirs=torch.nn.ReLU), [_x + 0.1 * np.sign(_x)]),
+        "SiLU": Case(of("SiLU", theirs=torch.nn.SiLU), [_x]),
+        "network": Case(of("FeedForwardNetwork", 4, 5), [_x]),
+        "gated": Case(of(GATED, 4, 6, theirs=attnlib.GatedFeedForward), [_x]),
         "gated, bias": Case(
-            backprop.GatedFeedForwardLayer(4, 6, bias=True, rng=RNG),
-            *(attnlib.GatedFeedForward(4, 6, bias=True), [_x]),
+            of(GATED, 4, 6, bias=True, theirs=attnlib.GatedFeedForward), [_x]
         ),
-        "embedding": Case(Embedding(7, 4, RNG), torch.nn.Embedding(7, 4), [_ids]),
+        "embedding": Case(of("Embedding", 7, 4, theirs=torch.nn.Embedding), [_ids]),
     }
     if _x.size:
-        _logits = 3 * array(*_shape, 7)
-        _made["cross-entropy"] = Case(CrossEntropy(), Mean(), [_logits, np.array(_ids)])
+        _logits, _mean = 3 * array(*_shape, 7), of("CrossEntropy", theirs=Mean)
+        _made["cross-entropy"] = Case(_mean, [_logits, np.array(_ids)])
     CASES |= {f"{name}, {_shape}": case for name, case in _made.items()}
-CASES["RMS norm, (3,)"].ours.gamma = array(4, seed=1)
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -164,14 +166,14 @@ def given_back(layer, inputs, mask=None):
 @each_case
 def test_equal_to_autograd(case):
     """Names, shapes and numbers are those of the namesake."""
-    outputs, weights, found = given_back(case.ours, case.inputs, case.mask)
-    parameters = {name: torch.tensor(a) for name, a in case.ours.parameters().items()}
+    ours, theirs = case.layers()
+    outputs, weights, found = given_back(ours, case.inputs, case.mask)
+    parameters = {name: torch.tensor(a) for name, a in ours.parameters().items()}
     inputs = [torch.tensor(x) for x in case.inputs]
     leaves = [x for x in (*inputs, *parameters.values()) if x.is_floating_point()]
     for leaf in leaves:
         leaf.requires_grad_()
-    theirs = copy.deepcopy(case.theirs).double()
-    assert {n: p.shape for n, p in theirs.named_parameters()} == {
+    assert {n: p.shape for n, p in theirs.double().named_parameters()} == {
         name: p.shape for name, p in parameters.items()
     }
     options = {} if case.mask is None else {"mask": torch.tensor(case.mask)}
@@ -190,21 +192,23 @@ def test_equal_to_autograd(case):
 )
 def test_attention_of_any_shape(leading, queries, keys, causal):
     layers, mask = of(ATTENTION, causal=causal), array(queries, keys, seed=3) < 0.5
-    test_equal_to_autograd(Case(*layers, qkv(*leading, queries=queries, keys=keys), mask))
+    test_equal_to_autograd(Case(layers, qkv(*leading, queries=queries, keys=keys), mask))
 
 
 @each_case
 def test_equal_to_finite_differences(case):
     options = {} if case.mask is None else {"mask": case.mask}
-    errors = gradient_check(case.ours, *case.inputs, **options, step=3e-4)
+    layer, _ = case.layers()
+    errors = gradient_check(layer, *case.inputs, **options, step=3e-4)
     floats = [x for x in case.inputs if x.dtype == np.float64]
-    assert len(errors) == len(floats) + len(case.ours.parameters())
+    assert len(errors) == len(floats) + len(layer.parameters())
 
 
 @each_case
 def test_equal_to_complex_steps(case, as_shipped):
-    _, weights, found = given_back(case.ours, case.inputs, case.mask)
-    layer = cast(copy.deepcopy(case.ours), complex)
+    layer, _ = case.layers()
+    _, weights, found = given_back(layer, case.inputs, case.mask)
+    cast(layer, complex)
     inputs = [x + 0j if x.dtype == np.float64 else x for x in case.inputs]
     options = {} if case.mask is None else {"mask": case.mask}
 
@@ -222,7 +226,7 @@ def test_equal_to_complex_steps(case, as_shipped):
 
 @each_case
 def test_backward_twice_and_nothing_is_written_to(case):
-    layer, inputs = copy.deepcopy(case.ours), copy.deepcopy(case.inputs)
+    layer, inputs = case.layers()[0], copy.deepcopy(case.inputs)
     for x in (*inputs, *layer.parameters().values()):
         x.flags.writeable = False
     outputs, weights, found = given_back(layer, inputs, case.mask)
@@ -244,8 +248,9 @@ def test_float32_stays_float32(case):
     def light(x):
         return x.astype(np.float32) if x is not None and x.dtype == np.float64 else x
 
-    *_, exact = given_back(case.ours, case.inputs, case.mask)
-    layer = cast(copy.deepcopy(case.ours), np.float32)
+    layer, _ = case.layers()
+    *_, exact = given_back(layer, case.inputs, case.mask)
+    cast(layer, np.float32)
     inputs = [light(x) for x in case.inputs]
     outputs, _, found = given_back(layer, inputs, light(case.mask))
     assert {x.dtype for x in (*outputs, *found)} == {np.dtype(np.float32)}
@@ -255,18 +260,16 @@ def test_float32_stays_float32(case):
 
 @each_case
 def test_pickling(case):
-    again = pickle.loads(pickle.dumps(case.ours))
-    for a, b in zip(
-        given_back(again, case.inputs, case.mask)[0],
-        given_back(case.ours, case.inputs, case.mask)[0],
-        strict=True,
-    ):
+    layer, _ = case.layers()
+    again = pickle.loads(pickle.dumps(layer))
+    both = [given_back(x, case.inputs, case.mask)[0] for x in (layer, again)]
+    for a, b in zip(*both, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 # A mistake in a layer is found, and the check says where.
 
-NETWORK = CASES["network, (2, 3)"].ours
+NETWORK, _ = CASES["network, ()"].layers()
 X, LOGITS = array(2, 3, 4), array(2, 3, 7)
 
 
@@ -326,9 +329,10 @@ def test_first_weights():
     weight = Embedding(1000, 50, np.random.default_rng(1)).weight
     assert abs(weight.mean()) < 0.02 and abs(weight.std() - 1) < 0.02
     assert not np.array_equal(Projection(3, 3).W, Projection(3, 3).W)
-    a, b = (FeedForwardNetwork(3, rng=np.random.default_rng(2)) for _ in range(2))
-    assert all(map(np.array_equal, a.parameters().values(), b.parameters().values()))
-    assert a.linear_1.W.shape == (3, 12)
+    for network in (FeedForwardNetwork, backprop.GatedFeedForwardLayer):
+        a, b = (network(3, rng=np.random.default_rng(2)) for _ in range(2))
+        assert all(map(np.array_equal, a.parameters().values(), b.parameters().values()))
+    assert FeedForwardNetwork(3).linear_1.W.shape == (3, 12)
 
 
 def test_relu_at_the_kink_and_not_a_number():
@@ -341,7 +345,9 @@ def test_relu_at_the_kink_and_not_a_number():
 def test_activation_can_be_another_layer():
     network = FeedForwardNetwork(4, 5, activation=SiLU(), rng=RNG)
     gradient_check(network, X)
-    gradient_check(backprop.GatedFeedForwardLayer(4, 6, ReLU(), rng=RNG), X)
+    gated = backprop.GatedFeedForwardLayer(4, 6, ReLU(), rng=RNG)
+    gradient_check(gated, X)
+    assert isinstance(gated.activation, ReLU)
     assert list(network.parameters()) == list(NETWORK.parameters())
 
 

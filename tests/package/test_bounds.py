@@ -84,6 +84,7 @@ BOUNDS = [
     (LENGTHS, lambda n: padding_mask([n], 3), 3, 4),
     (TOKENS, lambda n: read(n, context_length=4), 4, 5),
     (EPS, lambda eps: LayerNorm(2, eps), 0, -LEAST),
+    (EPS, lambda eps: RMSNorm(2, eps), 0, -LEAST),
     (
         "strength: expected a number of at least 0",
         *(lambda x: PhysicsGuidedAttention(strength=x), 0, -LEAST),
@@ -100,6 +101,7 @@ BOUNDS = [
     (HEADS, lambda n: backprop.MultiHeadAttention(10, n), 1, 0),
     (TOKENS, lambda n: read_by_hand(n, context_length=4), 4, 5),
     (EPS, lambda eps: backprop.LayerNorm(2, eps), 0, -LEAST),
+    (EPS, lambda eps: backprop.RMSNormLayer(2, eps), 0, -LEAST),
     (CHANCE, backprop.Dropout, 0, -LEAST),
     (CHANCE, backprop.Dropout, 1, 1 + 1e-15),
 ]

@@ -73,7 +73,6 @@ test_values = each_refused(
     ValueError,
     {
         f"{EPS}, got nan": lambda: RMSNorm(3, float("nan")),
-        f"{EPS}, got -1.0": lambda: backprop.RMSNormLayer(3, -1.0),
         f"{WIDTH} 4 features, got shape (2, 5)": lambda: LayerNorm(4)(torch.ones(2, 5)),
         f"{WIDTH} 3 features, got shape (2, 5)": lambda: RMSNorm(3)(torch.ones(2, 5)),
         f"{WIDTH} 3 features, got shape (2, 4)": lambda: backprop.RMSNormLayer(3).forward(
