@@ -121,6 +121,25 @@ def torch_copy(ours, theirs):
     return theirs
 
 
+def change_tensors(folder, edit):
+    """Writes model.safetensors anew, after `edit` has changed the dict of its tensors."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    edit(tensors)
+    safetensors.save_file(tensors, folder / "model.safetensors")
+
+
+def assert_fastest_order(model, along_rows, *more):
+    """Matrices lie along their longer side or, unless `along_rows`, always by columns."""
+    matrices = [p for name, p in model.named_parameters() if name.endswith(".W")]
+    for p in (*matrices, *more):
+        rows, columns = p.shape
+        by_rows = along_rows and columns > rows
+        assert p.stride() == ((columns, 1) if by_rows else (1, rows)), p.shape
+    shapes = [p.shape for p in (*matrices, *more)]
+    assert {(rows > columns) - (rows < columns) for rows, columns in shapes} == {-1, 0, 1}
+
+
 def require_triton():
     """Skips the module where there is no Triton, but not in CI."""
     if importlib.util.find_spec("triton") is None:
