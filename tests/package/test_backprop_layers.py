@@ -419,6 +419,8 @@ def test_cross_entropy_of_large_logits():
     loss = CrossEntropy()
     assert loss.forward(np.array([[0.0, 1e4], [1e4, 0.0]]), np.array([0, 0])) == 5e3
     np.testing.assert_array_equal(loss.backward(), [[-0.5, 0.5], [0, 0]])
+    both = loss.forward(np.array([[1e4, 0.0], [0.0, 0.0]]), np.array([0, 1]))
+    assert both == math.log(2) / 2
     assert loss.forward(np.array([[0.0, 0.0, -np.inf]]), np.array([1])) == math.log(2)
     np.testing.assert_array_equal(loss.backward(), [[0.5, -0.5, 0]])
 
