@@ -362,21 +362,6 @@ def test_dropout_acts_on_the_hidden_features_in_training_only():
     np.testing.assert_array_equal(kept, hidden)
 
 
-@given(st.integers(1, 8), st.sampled_from([0.0, 1e-5, 0.1]), st.integers(0, 99))
-def test_layer_norm_gradient_is_tangent(d, eps, seed):
-    rng = np.random.default_rng(seed)
-    x, g = rng.standard_normal((2, 5, d))
-    if d == 1:
-        eps = 1e-5  # one feature has no deviation
-    norm = LayerNorm(d, eps)
-    x_hat = norm.forward(x)
-    dx = norm.backward(g)
-    np.testing.assert_allclose(dx.sum(axis=-1), 0, atol=1e-6)
-    s2 = x.var(axis=-1) + eps
-    along = (g * x_hat).sum(axis=-1) * eps / s2**1.5
-    np.testing.assert_allclose((dx * x_hat).sum(axis=-1), along, rtol=1e-6, atol=1e-6)
-
-
 def test_layer_norm_of_equal_features():
     norm, g = LayerNorm(4), array(2, 4)
     np.testing.assert_array_equal(norm.forward(np.full((2, 4), 7.0)), 0)

@@ -109,8 +109,8 @@ test_values = each_refused(
         "targets: expected shape (2, 3) as the tokens of logits, got (2, 2)": lambda: (
             CrossEntropy().forward(LOGITS, IDS[:, :2])
         ),
-        "logits: expected at least one token, got shape ()": lambda: (
-            CrossEntropy().forward(np.array(1.0), np.array(0))
+        "logits: expected at least one token, got shape ()": lambda: CrossEntropy().forward(
+            np.array(1.0), np.array(0)
         ),
         "logits: expected at least one token, got shape (0, 7)": lambda: (
             CrossEntropy().forward(LOGITS[:0, 0], IDS[:0, 0])

@@ -162,21 +162,6 @@ def test_rules(options, expected):
     assert module.magnitude == pytest.approx(magnitude, abs=1e-15)
 
 
-def test_llama_3_1():
-    """Base 500000, 8 times 8192 tokens: 29 of 64 pairs keep their speed, 29 are slowed."""
-    llama = {"scaling": "llama3", "factor": 8.0, "original_length": 8192}
-    module = RotaryPositions(128, 500000.0, **llama).double()
-    omega = torch.tensor(frequencies(128, 500000.0), dtype=torch.float64)
-    wavelength = 2 * math.pi / omega
-    share = (8192 / wavelength - 1) / 3
-    between = (1 - share) * omega / 8 + share * omega
-    expected = torch.where(wavelength > 8192, omega / 8, between)
-    expected = torch.where(wavelength < 8192 / 4, omega, expected)
-    torch.testing.assert_close(module.omega, expected, rtol=1e-12, atol=0)
-    kept = module.omega / omega
-    assert (kept == 1).sum() == 29 and ((kept - 1 / 8).abs() < 1e-9).sum() == 29
-
-
 def test_ends_of_the_rules():
     """Both ends of YaRN's ramp at one pair: nothing is divided by 0; a single pair."""
     yarn = {**YARN, "factor": 2.0, "original_length": 1}
