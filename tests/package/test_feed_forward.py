@@ -60,22 +60,20 @@ def test_the_width_by_default(d_model):
     }
 
 
-test_values = each_refused(
-    ValueError,
-    {
-        "out_features: expected at least 1, got 0": lambda: FeedForwardNetwork(4, 0),
-        "out_features: expected at least 1, got -1": lambda: GatedFeedForward(4, -1),
-        "input: …, the last of 4 features, got shape (2, 5)": lambda: FeedForwardNetwork(4)(
-            torch.ones(2, 5)
-        ),
-        "input: …, the last of 3 features, got shape (2, 5)": lambda: GatedFeedForward(
-            3, 5
-        )(torch.ones(2, 5)),
-        "linear_2: expected a weight of shape (4, 8), got (5, 8)": lambda: (
-            FeedForwardNetwork.from_torch(nn.Linear(4, 8), nn.Linear(8, 5))
-        ),
-    },
-)
+VALUES = {
+    "out_features: expected at least 1, got 0": lambda: FeedForwardNetwork(4, 0),
+    "out_features: expected at least 1, got -1": lambda: GatedFeedForward(4, -1),
+    "input: …, the last of 4 features, got shape (2, 5)": lambda: FeedForwardNetwork(4)(
+        torch.ones(2, 5)
+    ),
+    "input: …, the last of 3 features, got shape (2, 5)": lambda: GatedFeedForward(3, 5)(
+        torch.ones(2, 5)
+    ),
+    "linear_2: expected a weight of shape (4, 8), got (5, 8)": lambda: (
+        FeedForwardNetwork.from_torch(nn.Linear(4, 8), nn.Linear(8, 5))
+    ),
+}
+test_values = each_refused(ValueError, VALUES)
 
 
 def test_silu_refuses_integers(as_shipped):

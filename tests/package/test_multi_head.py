@@ -92,72 +92,68 @@ def test_every_attention_of_the_package_is_put_through_the_suite():
 X, MEMORY = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
 TWO = MultiHeadAttention(12, 2)
 DIMS = "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), got"
-test_values = each_refused(
-    ValueError,
-    {
-        "embed_dim: expected a multiple of num_heads = 4, got 10": lambda: (
-            MultiHeadAttention(10, 4)
-        ),
-        "attention: expected 3 instances, one a head, got 2": lambda: MultiHeadAttention(
-            12, 3, attention=[ScaledDotProductAttention()] * 2
-        ),
-        f"{DIMS} shape (5,)…": lambda: TWO(X, mask=torch.ones(5) > 0),
-        f"{DIMS} shape (1, 1, 1, 5, 5)…": lambda: TWO(
-            X, mask=torch.ones(1, 1, 1, 5, 5) > 0
-        ),
-        f"{DIMS} shape (2, 5, 5); one mask for each sequence of the batch is "
-        "mask[:, None]": lambda: TWO(X, mask=torch.ones(2, 5, 5) > 0),
-        "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
-        "got shape (1, 1, 1, 5)": lambda: TWO(X[0], mask=padding_mask([5])),
-        "key: expected at least 2 dimensions, the last of 12 features, "
-        "got shape (2, 7, 11)": lambda: TWO(X, MEMORY[..., :11]),
-        "key: expected leading dimensions (2, 2) as query, "
-        "got shape (1, 2, 7, 6)": lambda: TWO(X, MEMORY[:1]),
-        "lengths: expected one number for each sequence, got [[3, 1]]": lambda: (
-            padding_mask([[3, 1]])
-        ),
-        "input: …, the last of 4 features, got shape (5,)": lambda: Projection(4, 3)(
-            torch.ones(5)
-        ),
-        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (2, 5, 4)": (
-            lambda: LearnedBiasAttention(3, 2)(*torch.ones(3, 2, 5, 4))
-        ),
-        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (5, 4)": (
-            lambda: LearnedBiasAttention(3, 2)(*torch.ones(3, 5, 4))
-        ),
-        "residual: expected finite numbers, got NaN or infinity": lambda: (
-            PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan]))
-        ),
-    },
-)
+VALUES = {
+    "embed_dim: expected a multiple of num_heads = 4, got 10": lambda: MultiHeadAttention(
+        10, 4
+    ),
+    "attention: expected 3 instances, one a head, got 2": lambda: MultiHeadAttention(
+        12, 3, attention=[ScaledDotProductAttention()] * 2
+    ),
+    f"{DIMS} shape (5,)…": lambda: TWO(X, mask=torch.ones(5) > 0),
+    f"{DIMS} shape (1, 1, 1, 5, 5)…": lambda: TWO(X, mask=torch.ones(1, 1, 1, 5, 5) > 0),
+    f"{DIMS} shape (2, 5, 5); one mask for each sequence of the batch is "
+    "mask[:, None]": lambda: TWO(X, mask=torch.ones(2, 5, 5) > 0),
+    "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
+    "got shape (1, 1, 1, 5)": lambda: TWO(X[0], mask=padding_mask([5])),
+    "key: expected at least 2 dimensions, the last of 12 features, "
+    "got shape (2, 7, 11)": lambda: TWO(X, MEMORY[..., :11]),
+    "key: expected leading dimensions (2, 2) as query, got shape (1, 2, 7, 6)": lambda: TWO(
+        X, MEMORY[:1]
+    ),
+    "lengths: expected one number for each sequence, got [[3, 1]]": lambda: padding_mask(
+        [[3, 1]]
+    ),
+    "input: …, the last of 4 features, got shape (5,)": lambda: Projection(4, 3)(
+        torch.ones(5)
+    ),
+    "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (2, 5, 4)": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.ones(3, 2, 5, 4))
+    ),
+    "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (5, 4)": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.ones(3, 5, 4))
+    ),
+    "residual: expected finite numbers, got NaN or infinity": lambda: (
+        PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan]))
+    ),
+}
+test_values = each_refused(ValueError, VALUES)
 HEAD = "attention: expected a BaseAttention subclass, an instance, or a list of them, got"
 MADE = "attention: expected an instance, or a class that needs no argument but num_heads;"
+ATTENTIONS_THAT_ARE_NONE = {
+    f"{HEAD} <class 'torch.nn.modules.linear.Linear'>": nn.Linear,
+    f"{HEAD} Identity()": nn.Identity(),
+    f"{HEAD} a list with 'causal'": [ScaledDotProductAttention(), "causal"],
+    f"{MADE} NeedsAName gives: …": NeedsAName,
+    f"{MADE} BaseAttention gives: …": BaseAttention,
+}
 test_attentions_that_are_none = each_refused(
     TypeError,
-    {
-        f"{HEAD} <class 'torch.nn.modules.linear.Linear'>": nn.Linear,
-        f"{HEAD} Identity()": nn.Identity(),
-        f"{HEAD} a list with 'causal'": [ScaledDotProductAttention(), "causal"],
-        f"{MADE} NeedsAName gives: …": NeedsAName,
-        f"{MADE} BaseAttention gives: …": BaseAttention,
-    },
+    ATTENTIONS_THAT_ARE_NONE,
     lambda attention: MultiHeadAttention(12, 2, attention=attention),
 )
-test_types = each_refused(
-    TypeError,
-    {
-        "key: expected torch.float32 as the weights, got torch.float64": lambda: TWO(
-            X, MEMORY.double()
-        ),
-        "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
-        "lengths: expected whole numbers, got [True, True]": lambda: padding_mask(
-            torch.ones(2) > 0
-        ),
-        "residual: expected a floating-point tensor, got tensor([1, 1, 1])": lambda: (
-            PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64))
-        ),
-    },
-)
+TYPES = {
+    "key: expected torch.float32 as the weights, got torch.float64": lambda: TWO(
+        X, MEMORY.double()
+    ),
+    "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
+    "lengths: expected whole numbers, got [True, True]": lambda: padding_mask(
+        torch.ones(2) > 0
+    ),
+    "residual: expected a floating-point tensor, got tensor([1, 1, 1])": lambda: (
+        PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64))
+    ),
+}
+test_types = each_refused(TypeError, TYPES)
 
 
 @given(

@@ -69,34 +69,30 @@ def test_statistics_of_low_precision_are_taken_in_float32(cls, dtype):
 
 EPS = "eps: expected a number of at least 0"
 WIDTH = "input: expected at least 1 dimensions, the last of"
-test_values = each_refused(
-    ValueError,
-    {
-        f"{EPS}, got nan": lambda: RMSNorm(3, float("nan")),
-        f"{WIDTH} 4 features, got shape (2, 5)": lambda: LayerNorm(4)(torch.ones(2, 5)),
-        f"{WIDTH} 3 features, got shape (2, 5)": lambda: RMSNorm(3)(torch.ones(2, 5)),
-        f"{WIDTH} 3 features, got shape (2, 4)": lambda: backprop.RMSNormLayer(3).forward(
-            normal(2, 4).numpy()
-        ),
-        "module: expected one normalized dimension, got (3, 4)": lambda: (
-            LayerNorm.from_torch(nn.LayerNorm((3, 4)))
-        ),
-        "module: expected one normalized dimension, got (2, 3)": lambda: RMSNorm.from_torch(
-            nn.RMSNorm((2, 3), eps=0.2)
-        ),
-        "module: expected an eps, got None: one for each dtype": lambda: RMSNorm.from_torch(
-            nn.RMSNorm(5)
-        ),
-    },
-)
-test_types = each_refused(
-    TypeError,
-    {
-        "input: expected a floating-point tensor, got torch.int64": lambda: LayerNorm(4)(
-            torch.ones(2, 4, dtype=torch.int64)
-        ),
-        "input: expected torch.float32 as the weights, got torch.float64": lambda: RMSNorm(
-            3
-        )(normal(2, 3)),
-    },
-)
+VALUES = {
+    f"{EPS}, got nan": lambda: RMSNorm(3, float("nan")),
+    f"{WIDTH} 4 features, got shape (2, 5)": lambda: LayerNorm(4)(torch.ones(2, 5)),
+    f"{WIDTH} 3 features, got shape (2, 5)": lambda: RMSNorm(3)(torch.ones(2, 5)),
+    f"{WIDTH} 3 features, got shape (2, 4)": lambda: backprop.RMSNormLayer(3).forward(
+        normal(2, 4).numpy()
+    ),
+    "module: expected one normalized dimension, got (3, 4)": lambda: LayerNorm.from_torch(
+        nn.LayerNorm((3, 4))
+    ),
+    "module: expected one normalized dimension, got (2, 3)": lambda: RMSNorm.from_torch(
+        nn.RMSNorm((2, 3), eps=0.2)
+    ),
+    "module: expected an eps, got None: one for each dtype": lambda: RMSNorm.from_torch(
+        nn.RMSNorm(5)
+    ),
+}
+test_values = each_refused(ValueError, VALUES)
+TYPES = {
+    "input: expected a floating-point tensor, got torch.int64": lambda: LayerNorm(4)(
+        torch.ones(2, 4, dtype=torch.int64)
+    ),
+    "input: expected torch.float32 as the weights, got torch.float64": lambda: RMSNorm(3)(
+        normal(2, 3)
+    ),
+}
+test_types = each_refused(TypeError, TYPES)

@@ -278,44 +278,40 @@ def test_at_most_two_blocks_are_alive():
 
 STATE = SoftmaxState(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3, 4))
 SHAPES = "expected shapes (2, 3), (2, 3) and (2, 3, 4), got"
-test_values = each_refused(
-    ValueError,
-    {
-        "blocks: expected at least one block, got none": lambda: online_attention([]),
-        "scores: expected at least 2 dimensions (queries, keys), got shape (3,)": lambda: (
-            block_state(torch.ones(3), torch.ones(3, 1))
-        ),
-        "value: expected at least 2 dimensions (keys, features), got shape (3,)": lambda: (
-            online_attention([(torch.ones(2, 3), torch.ones(3))])
-        ),
-        "value: expected 3 keys as scores, got shape (1, 4)": lambda: block_state(
-            torch.ones(2, 3), torch.ones(1, 4)
-        ),
-        "value: expected leading dimensions (5,) as scores, got shape (3, 4)": lambda: (
-            block_state(torch.ones(5, 2, 3), torch.ones(3, 4))
-        ),
-        "blocks: expected outputs (2, 4) as before, got (1, 4)": lambda: online_attention(
-            (torch.ones(queries, 3), torch.ones(3, 4)) for queries in (2, 1)
-        ),
-        f"b: {SHAPES} (2, 3), (2, 3, 1) and (2, 3, 4)": lambda: merge_states(
-            STATE, STATE._replace(total=torch.ones(2, 3, 1))
-        ),
-        f"b: {SHAPES} (2, 1), (2, 1) and (2, 1, 4)": lambda: merge_states(
-            STATE, SoftmaxState(*(part[:, :1] for part in STATE))
-        ),
-        f"a: {SHAPES} (3, 2), (3, 2) and (2, 3, 4)": lambda: merge_outputs(
-            (STATE.output, STATE.total.mT), (STATE.output, STATE.total)
-        ),
-    },
-)
-test_types = each_refused(
-    TypeError,
-    {
-        "scores: expected a floating-point tensor, got torch.int64": lambda: block_state(
-            torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 1)
-        ),
-        "value: expected a floating-point tensor, got torch.bool": lambda: block_state(
-            torch.ones(2, 3), torch.ones(3, 1) > 0
-        ),
-    },
-)
+VALUES = {
+    "blocks: expected at least one block, got none": lambda: online_attention([]),
+    "scores: expected at least 2 dimensions (queries, keys), got shape (3,)": lambda: (
+        block_state(torch.ones(3), torch.ones(3, 1))
+    ),
+    "value: expected at least 2 dimensions (keys, features), got shape (3,)": lambda: (
+        online_attention([(torch.ones(2, 3), torch.ones(3))])
+    ),
+    "value: expected 3 keys as scores, got shape (1, 4)": lambda: block_state(
+        torch.ones(2, 3), torch.ones(1, 4)
+    ),
+    "value: expected leading dimensions (5,) as scores, got shape (3, 4)": lambda: (
+        block_state(torch.ones(5, 2, 3), torch.ones(3, 4))
+    ),
+    "blocks: expected outputs (2, 4) as before, got (1, 4)": lambda: online_attention(
+        (torch.ones(queries, 3), torch.ones(3, 4)) for queries in (2, 1)
+    ),
+    f"b: {SHAPES} (2, 3), (2, 3, 1) and (2, 3, 4)": lambda: merge_states(
+        STATE, STATE._replace(total=torch.ones(2, 3, 1))
+    ),
+    f"b: {SHAPES} (2, 1), (2, 1) and (2, 1, 4)": lambda: merge_states(
+        STATE, SoftmaxState(*(part[:, :1] for part in STATE))
+    ),
+    f"a: {SHAPES} (3, 2), (3, 2) and (2, 3, 4)": lambda: merge_outputs(
+        (STATE.output, STATE.total.mT), (STATE.output, STATE.total)
+    ),
+}
+test_values = each_refused(ValueError, VALUES)
+TYPES = {
+    "scores: expected a floating-point tensor, got torch.int64": lambda: block_state(
+        torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 1)
+    ),
+    "value: expected a floating-point tensor, got torch.bool": lambda: block_state(
+        torch.ones(2, 3), torch.ones(3, 1) > 0
+    ),
+}
+test_types = each_refused(TypeError, TYPES)

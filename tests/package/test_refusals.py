@@ -35,43 +35,33 @@ def attend(inputs):
     ScaledDotProductAttention()(*inputs)
 
 
-test_attention_refuses_values = each_refused(
-    ValueError,
-    {
-        "query: expected at least 2 dimensions (tokens, features), got shape (8,)": (
-            *(Q[0, 0, 0], K, V),
-        ),
-        "key: expected device cpu as query, got meta": (Q, K.to("meta"), V),
-        f"key: {LEADING} (2, 3) as query, got shape (1, 3, 6, 8)": (Q, K[:1], V),
-        f"key: {LEADING} (3,) as query, got shape (1, 6, 8)": (Q[0], K[0, :1], V[0]),
-        f"value: {LEADING} (2, 3) as query, got shape (3, 6, 5)": (Q, K, V[0]),
-        "key: expected d_k = 8 features as query, got shape (2, 3, 6, 7)": (
-            Q,
-            K[..., :7],
-            V,
-        ),
-        "key: expected d_k ≥ 1, got shape (2, 3, 6, 0)": (Q[..., :0], K[..., :0], V),
-        "value: expected 6 tokens as key, got shape (2, 3, 5, 5)": (Q, K, V[..., :5, :]),
-        f"{SCORES}, got (4, 5)": (Q, K, V, MASK[:, :5]),
-        f"{SCORES}, got (1, 2, 3, 4, 6)": (Q, K, V, MASK.expand(1, 2, 3, 4, 6)),
-        "mask: expected device cpu as query, got meta": (Q, K, V, MASK.to("meta")),
-    },
-    attend,
-)
-test_attention_refuses_types = each_refused(
-    TypeError,
-    {
-        "query: expected a floating-point tensor, got torch.int64": (Q.long(), K, V),
-        "key: expected a floating-point tensor, got list": (Q, [[1.0]], V),
-        "value: expected a tensor that is not nested; pad the sequences, and mask what was "
-        "padded by padding_mask": (Q, K, NESTED),
-        "value: expected torch.float32 as query, got torch.float64": (Q, K, V.double()),
-        f"{EITHER} torch.int64": (Q, K, V, MASK.long()),
-        f"{EITHER} torch.float64": (Q, K, V, MASK.double()),
-        f"{EITHER} list": (Q, K, V, [[True]]),
-    },
-    attend,
-)
+VALUES = {
+    "query: expected at least 2 dimensions (tokens, features), got shape (8,)": (
+        *(Q[0, 0, 0], K, V),
+    ),
+    "key: expected device cpu as query, got meta": (Q, K.to("meta"), V),
+    f"key: {LEADING} (2, 3) as query, got shape (1, 3, 6, 8)": (Q, K[:1], V),
+    f"key: {LEADING} (3,) as query, got shape (1, 6, 8)": (Q[0], K[0, :1], V[0]),
+    f"value: {LEADING} (2, 3) as query, got shape (3, 6, 5)": (Q, K, V[0]),
+    "key: expected d_k = 8 features as query, got shape (2, 3, 6, 7)": (Q, K[..., :7], V),
+    "key: expected d_k ≥ 1, got shape (2, 3, 6, 0)": (Q[..., :0], K[..., :0], V),
+    "value: expected 6 tokens as key, got shape (2, 3, 5, 5)": (Q, K, V[..., :5, :]),
+    f"{SCORES}, got (4, 5)": (Q, K, V, MASK[:, :5]),
+    f"{SCORES}, got (1, 2, 3, 4, 6)": (Q, K, V, MASK.expand(1, 2, 3, 4, 6)),
+    "mask: expected device cpu as query, got meta": (Q, K, V, MASK.to("meta")),
+}
+test_attention_refuses_values = each_refused(ValueError, VALUES, attend)
+TYPES = {
+    "query: expected a floating-point tensor, got torch.int64": (Q.long(), K, V),
+    "key: expected a floating-point tensor, got list": (Q, [[1.0]], V),
+    "value: expected a tensor that is not nested; pad the sequences, and mask what was "
+    "padded by padding_mask": (Q, K, NESTED),
+    "value: expected torch.float32 as query, got torch.float64": (Q, K, V.double()),
+    f"{EITHER} torch.int64": (Q, K, V, MASK.long()),
+    f"{EITHER} torch.float64": (Q, K, V, MASK.double()),
+    f"{EITHER} list": (Q, K, V, [[True]]),
+}
+test_attention_refuses_types = each_refused(TypeError, TYPES, attend)
 
 
 def read(x):
@@ -84,24 +74,18 @@ def read(x):
 
 
 DIMENSIONS = "x: expected at least 2 dimensions, the last of 5 features, got shape"
-test_self_attention_refuses_values = each_refused(
-    ValueError,
-    {
-        f"{DIMENSIONS} (2, 7, 4)": torch.randn(2, 7, 4),
-        f"{DIMENSIONS} (5,)": X[0],
-        "x: expected device cpu, got meta": X.to("meta"),
-    },
-    read,
-)
-test_self_attention_refuses_types = each_refused(
-    TypeError,
-    {
-        "x: expected a floating-point tensor, got torch.int64": X.long(),
-        "x: expected a floating-point tensor, got list": [[1.0] * 5],
-        "x: expected torch.float32 as the weights, got torch.float64": X.double(),
-    },
-    read,
-)
+TOKENS = {
+    f"{DIMENSIONS} (2, 7, 4)": torch.randn(2, 7, 4),
+    f"{DIMENSIONS} (5,)": X[0],
+    "x: expected device cpu, got meta": X.to("meta"),
+}
+test_self_attention_refuses_values = each_refused(ValueError, TOKENS, read)
+TYPES_OF_TOKENS = {
+    "x: expected a floating-point tensor, got torch.int64": X.long(),
+    "x: expected a floating-point tensor, got list": [[1.0] * 5],
+    "x: expected torch.float32 as the weights, got torch.float64": X.double(),
+}
+test_self_attention_refuses_types = each_refused(TypeError, TYPES_OF_TOKENS, read)
 
 
 WITH_DROPOUT = [
@@ -134,17 +118,15 @@ def test_certainty_and_impossibility_are_probabilities(make):
 
 
 FLAG = "expected True or False, got"
-test_what_is_no_truth_value_is_refused = each_refused(
-    TypeError,
-    {
-        f"causal: {FLAG} 0.1": lambda: ScaledDotProductAttention(0.0, 0.1),
-        f"causal: {FLAG} 0.2": lambda: FlashAttention(0.2),
-        f"causal: {FLAG} 'no'": lambda: ScaledDotProductAttention(causal="no"),
-        f"dqv_bias: {FLAG} 0.1": lambda: SelfAttention(5, 4, 0.1),
-        f"dqv_bias: {FLAG} 0": lambda: CausalAttention(5, 4, dqv_bias=0),
-        f"causal: {FLAG} 1": lambda: LearnedBiasAttention(2, 3, 0.0, 1),
-    },
-)
+FLAGS = {
+    f"causal: {FLAG} 0.1": lambda: ScaledDotProductAttention(0.0, 0.1),
+    f"causal: {FLAG} 0.2": lambda: FlashAttention(0.2),
+    f"causal: {FLAG} 'no'": lambda: ScaledDotProductAttention(causal="no"),
+    f"dqv_bias: {FLAG} 0.1": lambda: SelfAttention(5, 4, 0.1),
+    f"dqv_bias: {FLAG} 0": lambda: CausalAttention(5, 4, dqv_bias=0),
+    f"causal: {FLAG} 1": lambda: LearnedBiasAttention(2, 3, 0.0, 1),
+}
+test_what_is_no_truth_value_is_refused = each_refused(TypeError, FLAGS)
 
 
 def test_what_differs_between_the_two_layers_is_named():

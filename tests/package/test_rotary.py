@@ -282,65 +282,61 @@ FLAT = RotaryPositions(4)
 BROADCAST = (
     "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), got"
 )
-test_values = each_refused(
-    ValueError,
-    {
-        "x: expected an even number of features, in pairs, got shape (5, 7)": lambda: (
-            rotate(X[0, 0, :, :7])
-        ),
-        "x: expected at least 2 dimensions (tokens, features), got shape (8,)": lambda: (
-            rotate(X[0, 0, 0])
-        ),
-        "x: expected 4 features, got shape (2, 3, 5, 8)": lambda: FLAT(X),
-        f"{BROADCAST} (4,)": lambda: rotate(X, torch.arange(4)),
-        f"{BROADCAST} (1,)": lambda: rotate(X, torch.tensor([7])),
-        # A batch of positions, which would mean heads.
-        "positions: …3 dimensions that broadcast to (2, 2, 5), got (2, 5)": lambda: rotate(
-            X[:, :2], torch.zeros(2, 5, dtype=torch.long)
-        ),
-        "positions: expected device cpu, got meta": lambda: rotate(
-            X, torch.arange(5, device="meta")
-        ),
-        "base: expected above 1, got 1.0": lambda: rotate(X, 0, 1.0),
-        "d_k: expected an even number of features, got 7": lambda: RotaryPositions(7),
-        "d_k: expected an even number of features, got 3": lambda: small_model(
-            embed_dim=6, positions="rotary"
-        ),
-        "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', "
-        "got 'dynamic'": lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
-        "factor: expected at least 1, got 0.5": lambda: RotaryPositions(
-            8, scaling="linear", factor=0.5
-        ),
-        "factor: expected 1, as there is no scaling, got 2.0": lambda: RotaryPositions(
-            8, factor=2.0
-        ),
-        "original_length: expected the tokens of a text in training, for 'yarn', "
-        "got None": lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
-        "turns: expected two positive numbers that rise, got (32.0, 1.0)": lambda: (
-            RotaryPositions(8, **YARN, turns=(32.0, 1.0))
-        ),
-        "positions: expected None, since nothing here turns by positions; give rotary to "
-        "the constructor": lambda: MultiHeadAttention(8, 2)(X[0], positions=3),
-        "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), "
-        "got (6,)": lambda: MultiHeadAttention(8, 2, rotary=FLAT)(
-            X[0], positions=torch.arange(6)
-        ),
-        "x: expected 8 features, got shape (3, 2, 5, 4)": lambda: MultiHeadAttention(
-            8, 2, rotary=RotaryPositions(8)
-        )(X[0]),
-    },
-)
+VALUES = {
+    "x: expected an even number of features, in pairs, got shape (5, 7)": lambda: rotate(
+        X[0, 0, :, :7]
+    ),
+    "x: expected at least 2 dimensions (tokens, features), got shape (8,)": lambda: rotate(
+        X[0, 0, 0]
+    ),
+    "x: expected 4 features, got shape (2, 3, 5, 8)": lambda: FLAT(X),
+    f"{BROADCAST} (4,)": lambda: rotate(X, torch.arange(4)),
+    f"{BROADCAST} (1,)": lambda: rotate(X, torch.tensor([7])),
+    # A batch of positions, which would mean heads.
+    "positions: …3 dimensions that broadcast to (2, 2, 5), got (2, 5)": lambda: rotate(
+        X[:, :2], torch.zeros(2, 5, dtype=torch.long)
+    ),
+    "positions: expected device cpu, got meta": lambda: rotate(
+        X, torch.arange(5, device="meta")
+    ),
+    "base: expected above 1, got 1.0": lambda: rotate(X, 0, 1.0),
+    "d_k: expected an even number of features, got 7": lambda: RotaryPositions(7),
+    "d_k: expected an even number of features, got 3": lambda: small_model(
+        embed_dim=6, positions="rotary"
+    ),
+    "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', "
+    "got 'dynamic'": lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
+    "factor: expected at least 1, got 0.5": lambda: RotaryPositions(
+        8, scaling="linear", factor=0.5
+    ),
+    "factor: expected 1, as there is no scaling, got 2.0": lambda: RotaryPositions(
+        8, factor=2.0
+    ),
+    "original_length: expected the tokens of a text in training, for 'yarn', "
+    "got None": lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
+    "turns: expected two positive numbers that rise, got (32.0, 1.0)": lambda: (
+        RotaryPositions(8, **YARN, turns=(32.0, 1.0))
+    ),
+    "positions: expected None, since nothing here turns by positions; give rotary to "
+    "the constructor": lambda: MultiHeadAttention(8, 2)(X[0], positions=3),
+    "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), "
+    "got (6,)": lambda: MultiHeadAttention(8, 2, rotary=FLAT)(
+        X[0], positions=torch.arange(6)
+    ),
+    "x: expected 8 features, got shape (3, 2, 5, 4)": lambda: MultiHeadAttention(
+        8, 2, rotary=RotaryPositions(8)
+    )(X[0]),
+}
+test_values = each_refused(ValueError, VALUES)
 WHOLE = "positions: expected a tensor of int64 or int32, or one integer, got"
 OBJECT = "rotary: expected an object to call, such as RotaryPositions(d_k), got"
-test_types = each_refused(
-    TypeError,
-    {
-        "x: expected a floating-point tensor, got torch.int64": lambda: rotate(X.long()),
-        f"{WHOLE} torch.float32": lambda: rotate(X, torch.arange(5.0)),
-        f"{WHOLE} True": lambda: rotate(X, True),
-        f"{WHOLE} [0, 1, 2, 3, 4]": lambda: rotate(X, [0, 1, 2, 3, 4]),
-        "interleaved: expected True or False, got 1": lambda: rotate(X, 0, 1e4, 1),
-        f"{OBJECT} <class …": lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions),
-        f"{OBJECT} 'rotary'": lambda: TransformerBlock(8, 2, rotary="rotary"),
-    },
-)
+TYPES = {
+    "x: expected a floating-point tensor, got torch.int64": lambda: rotate(X.long()),
+    f"{WHOLE} torch.float32": lambda: rotate(X, torch.arange(5.0)),
+    f"{WHOLE} True": lambda: rotate(X, True),
+    f"{WHOLE} [0, 1, 2, 3, 4]": lambda: rotate(X, [0, 1, 2, 3, 4]),
+    "interleaved: expected True or False, got 1": lambda: rotate(X, 0, 1e4, 1),
+    f"{OBJECT} <class …": lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions),
+    f"{OBJECT} 'rotary'": lambda: TransformerBlock(8, 2, rotary="rotary"),
+}
+test_types = each_refused(TypeError, TYPES)

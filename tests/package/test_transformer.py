@@ -381,32 +381,28 @@ def test_positions_of_every_kind_are_trained_and_none_stays_none(monkeypatch):
 # ── what is refused ──────────────────────────────────────────────────────────────────
 
 TEXTS = "ids: expected (tokens,) or (batch, tokens) with at least one token, got shape"
-test_values = each_refused(
-    ValueError,
-    {
-        "input: …, the last of 8 features, got shape (2, 3, 7)": lambda: TransformerBlock(
-            8, 4
-        )(torch.ones(2, 3, 7)),
-        "positions: expected one of 'learned', 'sinusoidal', 'rotary', or a module that "
-        "turns, got 'absolute'": lambda: small_model(positions="absolute"),
-        "embed_dim: expected an even number, got 5": lambda: sinusoidal_positions(4, 5),
-        "ids: expected at most context_length = 12 tokens in the last dimension, "
-        "got shape ()": lambda: small_model()(torch.tensor(3)),
-        f"{TEXTS} (2, 0)": lambda: small_model().generate(IDS[:2, :0], 3),
-        f"{TEXTS} (0,)": lambda: small_model().generate(IDS[0, :0], 3),
-    },
-)
-test_types = each_refused(
-    TypeError,
-    {
-        "ids: expected a tensor of int64 or int32, got torch.float32": lambda: (
-            small_model()(torch.zeros(2, 3))
-        ),
-        "attention: expected a BaseAttention…": lambda: TransformerBlock(
-            16, 2, attention=CausalAttention(8, 8)
-        ),
-    },
-)
+VALUES = {
+    "input: …, the last of 8 features, got shape (2, 3, 7)": lambda: TransformerBlock(8, 4)(
+        torch.ones(2, 3, 7)
+    ),
+    "positions: expected one of 'learned', 'sinusoidal', 'rotary', or a module that "
+    "turns, got 'absolute'": lambda: small_model(positions="absolute"),
+    "embed_dim: expected an even number, got 5": lambda: sinusoidal_positions(4, 5),
+    "ids: expected at most context_length = 12 tokens in the last dimension, "
+    "got shape ()": lambda: small_model()(torch.tensor(3)),
+    f"{TEXTS} (2, 0)": lambda: small_model().generate(IDS[:2, :0], 3),
+    f"{TEXTS} (0,)": lambda: small_model().generate(IDS[0, :0], 3),
+}
+test_values = each_refused(ValueError, VALUES)
+TYPES = {
+    "ids: expected a tensor of int64 or int32, got torch.float32": lambda: small_model()(
+        torch.zeros(2, 3)
+    ),
+    "attention: expected a BaseAttention…": lambda: TransformerBlock(
+        16, 2, attention=CausalAttention(8, 8)
+    ),
+}
+test_types = each_refused(TypeError, TYPES)
 
 
 @pytest.mark.parametrize(
