@@ -15,6 +15,7 @@ from attnlib.backprop import (
     Projection,
     ReLU,
     ScaledDotProductAttention,
+    SiLU,
     TransformerBlock,
     gradient_check,
 )
@@ -137,6 +138,9 @@ TYPES = {
     ),
     "input: expected a floating-point array, got int16": lambda: Dropout(0.5).forward(
         WHOLE.astype(np.int16)
+    ),
+    "input: expected a floating-point array, got int8": lambda: SiLU().forward(
+        WHOLE.astype(np.int8)
     ),
     "input: expected a floating-point array, got list": lambda: LayerNorm(1).forward([1.0]),
     "input: expected a floating-point array, got Tensor": lambda: LayerNorm(2).forward(

@@ -58,6 +58,9 @@ ANY, TWO_HEADS = ((), (3,), (2, 2)), ((2,), (3, 2))
 FACTORIES = {
     "scaled": (ScaledDotProductAttention, ANY),
     "scaled, causal": (lambda: ScaledDotProductAttention(causal=True), ANY),
+    "scaled, dropout": (lambda: ScaledDotProductAttention(dropout=0.3, scale=0.7), ANY),
+    "scaled, window": (lambda: ScaledDotProductAttention(window=2), ANY),
+    "scaled, all": (lambda: ScaledDotProductAttention(0.3, causal=True, window=1), ANY),
     "learned bias": (lambda: learned(False), TWO_HEADS),
     "learned bias, causal": (lambda: learned(True), TWO_HEADS),
     "physics, not guided": (PhysicsGuidedAttention, ANY),
