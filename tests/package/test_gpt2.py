@@ -148,10 +148,8 @@ def test_another_attention_and_names_without_a_prefix(written):
 
 
 def test_several_files(written):
-    whole, tensors = (
-        GPT2.from_pretrained(written),
-        safetensors.load_file(written / "model.safetensors"),
-    )
+    whole = GPT2.from_pretrained(written)
+    tensors = safetensors.load_file(written / "model.safetensors")
     names = list(tensors)
     shards = {"model-00001-of-00002.safetensors": names[::2]}
     shards["model-00002-of-00002.safetensors"] = names[1::2]

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from attnlib.backprop import (
-    Layer,
+    CrossEntropy,
+    FeedForwardNetwork,
+    Projection,
     ScaledDotProductAttention,
+    SiLU,
     complex_step,
     finite_differences,
     gradient_check,
@@ -74,64 +77,41 @@ def test_gradient_check_finds(mistake, message, as_shipped):
         gradient_check(layer, *QKV, mask=ALLOWED)
 
 
-class Affine(Layer):
-    """A layer with parameters, one of them in a part; `wrong` spoils one gradient."""
-
-    def __init__(self, wrong=""):
-        self.weight, self.wrong = RNG.standard_normal((3, 2)), wrong
-        self.inner = None if wrong is None else Affine(None)
-
-    def forward(self, input, ids=None):
-        if self.inner is not None:
-            input = self.inner.forward(np.concatenate([input, input[..., :1]], axis=-1))
-            input = np.concatenate([input, input[..., :1]], axis=-1)
-        output = input @ self.weight
-        self.remember(output, input=input)
-        return output
-
+class TooLarge(Projection):
     def backward(self, d_output):
-        input = self.recall(d_output)["input"]
-        self._gradients = {"weight": input.T @ d_output}
-        d_input = d_output @ self.weight.T
-        if self.inner is None:
-            return d_input
-        if self.wrong:
-            self._gradients["weight"] = 1.002 * self._gradients["weight"]
-        d_input = d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
-        d_input = self.inner.backward(d_input)
-        return d_input[..., :2] + np.pad(d_input[..., 2:], ((0, 0), (0, 1)))
+        d_input = super().backward(d_output)
+        self._gradients["W"] = 1.002 * self._gradients["W"]
+        return d_input
+
+
+X, NAMES = RNG.standard_normal((4, 2)), ["linear_1.W", "linear_1.b", "linear_2.W"]
 
 
 def test_gradient_check_covers_the_parameters_of_all_parts():
-    x, layer = RNG.standard_normal((4, 2)), Affine()
+    layer = FeedForwardNetwork(2, 3, activation=SiLU())
     before = copy.deepcopy(layer.parameters())
-    errors = gradient_check(layer, x, np.array([1, 2]))  # integers have no gradient
-    assert list(errors) == ["input", "weight", "inner.weight"]
-    assert layer._cache is None  # the check worked on a copy
+    errors = gradient_check(layer, X)
+    assert list(errors) == ["input", *NAMES, "linear_2.b"]
+    assert layer.linear_1._cache is None  # the check worked on a copy
     for name, array in layer.parameters().items():
         np.testing.assert_array_equal(array, before[name])
-    wrong = "weight: the gradient is wrong, by 2.0e-03: it is 1.002 times…"
+    layer.linear_2 = TooLarge(3, 2)
+    wrong = "linear_2.W: the gradient is wrong, by 2.0e-03: it is 1.002 times…"
     with refuses(wrong, AssertionError):
-        gradient_check(Affine("weight"), x)
+        gradient_check(layer, X)
 
 
 def test_parameters_and_gradients_have_the_same_keys():
     assert ScaledDotProductAttention().parameters() == {}
     assert ScaledDotProductAttention().gradients() == {}
-    layer = Affine()
-    assert list(layer.parameters()) == ["weight", "inner.weight"]
-    assert layer.parameters()["inner.weight"] is layer.inner.weight
-    with refuses("Affine: no gradient of weight: call backward first", RuntimeError):
+    layer = FeedForwardNetwork(2, 3)
+    layer._kept = np.ones(2)  # what begins with an underscore is no parameter
+    assert list(layer.parameters()) == [*NAMES, "linear_2.b"]
+    assert layer.parameters()["linear_1.W"] is layer.linear_1.W
+    with refuses("Projection: no gradient of W, b: call backward first", RuntimeError):
         layer.gradients()
-    layer.forward(RNG.standard_normal((4, 2)))
-    layer.backward(RNG.standard_normal((4, 2)))
+    layer.backward(layer.forward(X))
     assert list(layer.gradients()) == list(layer.parameters())
-
-
-def test_what_begins_with_an_underscore_is_no_parameter():
-    layer = Affine(None)
-    layer._kept = np.ones(2)
-    assert list(layer.parameters()) == ["weight"]
 
 
 def test_a_mask_has_no_gradient_from_the_layer(as_shipped):
@@ -166,29 +146,12 @@ def test_what_differs(found, expected, words, as_shipped):
     assert what_differs(found, expected) == words
 
 
-class Loss(Layer):
-    """Half the mean of squares: a single number."""
-
-    def forward(self, input, factor=1.0):
-        loss = factor * (input**2).mean() / 2
-        self.remember(loss, input=input, factor=factor)
-        return loss
-
-    def backward(self):
-        kept = self.recall()
-        return kept["factor"] * kept["input"] / kept["input"].size
-
-
 def test_gradient_check_of_a_loss():
-    x = RNG.standard_normal((3, 4))
-    assert gradient_check(Loss(), x, factor=0.3)["input"] < 1e-10
-    with pytest.raises(RuntimeError, match="Loss: call forward before backward"):
-        Loss().backward()
+    assert list(gradient_check(CrossEntropy(), X, np.array([1, 0, 0, 1]))) == ["logits"]
 
 
 def test_gradient_check_of_one_array_given_three_times():
-    x = RNG.standard_normal((4, 3))
-    assert max(gradient_check(ScaledDotProductAttention(), x, x, x).values()) < 1e-9
+    assert max(gradient_check(ScaledDotProductAttention(), X, X, X).values()) < 1e-9
 
 
 def test_differences_and_steps_leave_the_array_alone():
