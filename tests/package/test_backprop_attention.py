@@ -11,7 +11,6 @@ from attnlib.backprop import (
     Dropout,
     ScaledDotProductAttention,
     gradient_check,
-    relative_error,
     softmax,
     softmax_backward,
 )
@@ -43,15 +42,6 @@ def test_softmax_backward_is_the_jacobian():
     jacobian = np.diag(weights) - np.outer(weights, weights)
     found = softmax_backward(d_weights, weights)
     np.testing.assert_allclose(found, d_weights @ jacobian, rtol=0, atol=1e-12)
-
-
-def test_gradient_of_an_additive_mask():
-    added = torch.tensor(RNG.standard_normal(6), requires_grad=True)
-    output, weights = attnlib.ScaledDotProductAttention()(*draw(2), added)
-    (expected,) = torch.autograd.grad((torch.tensor(D_OUTPUT) * output).sum(), added)
-    d_weights = D_OUTPUT @ V.swapaxes(-2, -1)
-    found = softmax_backward(d_weights, weights.detach().numpy()).sum(axis=(0, 1))
-    assert relative_error(found, expected.numpy()) < 1e-12
 
 
 # Dropout.

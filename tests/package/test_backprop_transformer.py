@@ -111,8 +111,5 @@ def test_first_numbers():
     model = LanguageModel(100, 50, 64, 4, 1, rng=np.random.default_rng(6))
     for table in (model.token_embedding.weight, model.positions):
         assert abs(table.std() * 8 - 1) < 0.05  # rows of length 1
-    same = LanguageModel(100, 50, 64, 4, 1, rng=np.random.default_rng(6))
-    for a, b in zip(model.parameters().values(), same.parameters().values(), strict=True):
-        np.testing.assert_array_equal(a, b)
     one, two = (block.attention.q_proj.W for block in MODEL.blocks)
     assert not np.array_equal(one, two)
