@@ -80,48 +80,38 @@ VALUES = {
     "d_output: expected shape (2, 4, 5) as the output, got (4, 5)": lambda: given_back(
         V[0, :4]
     ),
-    "d_output: expected shape (2, 4, 3) as the output, got (4, 3)": lambda: given_back(
-        X[0], FeedForwardNetwork(3), [X]
-    ),
+    "d_output: …, got (4, 3)": lambda: given_back(X[0], FeedForwardNetwork(3), [X]),
     "d_output: expected shape (3, 5) as the output, got (3, 4)": lambda: given_back(
         np.ones((3, 4)), LanguageModel(5, 4, 4, 2, 1), [IDS[0]]
     ),
-    f"input: {FEATURES} 4 features, got shape (2, 4, 3)": lambda: Projection(4, 3).forward(
-        X
-    ),
+    "input: …4 features, got shape (2, 4, 3)": lambda: Projection(4, 3).forward(X),
     f"input: {FEATURES} 5 features, got shape (2, 4, 3)": lambda: LayerNorm(5).forward(X),
-    f"input: {FEATURES} 4 features, got shape ()": lambda: Projection(4, 3).forward(
-        np.array(1.0)
-    ),
+    "input: …4 features, got shape ()": lambda: Projection(4, 3).forward(np.array(1.0)),
     "targets: expected shape (2, 3) as the tokens of logits, got (2, 2)": lambda: (
         CrossEntropy().forward(LOGITS, IDS[:, :2])
     ),
-    "logits: expected at least one token, got shape ()": lambda: CrossEntropy().forward(
+    "logits: …one token, got shape ()": lambda: CrossEntropy().forward(
         np.array(1.0), np.array(0)
     ),
-    "logits: expected at least one token, got shape (0, 7)": lambda: CrossEntropy().forward(
+    "logits: …, got shape (0, 7)": lambda: CrossEntropy().forward(
         LOGITS[:0, 0], IDS[:0, 0]
     ),
-    "embed_dim: expected a multiple of num_heads = 4, got 6": lambda: MultiHeadAttention(
-        6, 4
-    ),
+    "embed_dim: …num_heads = 4, got 6": lambda: MultiHeadAttention(6, 4),
     "attention: expected 2 instances, one a head, got 1": lambda: MultiHeadAttention(
         4, 2, [ScaledDotProductAttention()]
     ),
     "value: …least 2 dimensions, the last of 3 features, got shape (2, 6, 5)": lambda: (
         heads(Q, K, V)
     ),
-    "query: …least 2 dimensions, the last of 3 features, got shape (3,)": lambda: heads(
-        Q[0, 0]
-    ),
+    "query: …the last of 3 features, got shape (3,)": lambda: heads(Q[0, 0]),
     f"{MASK_DIMS}(1, 4, 4)": lambda: heads(Q, mask=np.ones((1, 4, 4), bool)),
     f"{MASK_DIMS}()": lambda: heads(Q, mask="causal"),
     f"{TOO_LONG}()": lambda: read(np.array(3)),
-    "dropout: expected a probability between 0 and 1, got nan": lambda: FeedForwardNetwork(
+    "dropout: …between 0 and 1, got nan": lambda: FeedForwardNetwork(
         4, dropout=float("nan")
     ),
-    "dropout: expected a probability between 0 and 1, got 1.5": lambda: (
-        ScaledDotProductAttention(1.5)
+    "dropout: …probability between 0 and 1, got 1.5": lambda: ScaledDotProductAttention(
+        1.5
     ),
 }
 test_values = each_refused(ValueError, VALUES)
@@ -130,34 +120,18 @@ TYPES = {
     "d_output: expected a floating-point array, got int64": lambda: given_back(WHOLE),
     "d_output: expected float64, got float32": lambda: given_back(SINGLE),
     "d_output: expected a floating-point array, got NoneType": lambda: given_back(None),
-    "input: expected a floating-point array, got int64": lambda: Projection(3, 4).forward(
-        WHOLE
-    ),
-    "input: expected a floating-point array, got int32": lambda: ReLU().forward(
-        WHOLE.astype(np.int32)
-    ),
-    "input: expected a floating-point array, got int16": lambda: Dropout(0.5).forward(
-        WHOLE.astype(np.int16)
-    ),
-    "input: expected a floating-point array, got int8": lambda: SiLU().forward(
-        WHOLE.astype(np.int8)
-    ),
+    "input: …array, got int64": lambda: Projection(3, 4).forward(WHOLE),
+    "input: …array, got int32": lambda: ReLU().forward(WHOLE.astype(np.int32)),
+    "input: …array, got int16": lambda: Dropout(0.5).forward(WHOLE.astype(np.int16)),
+    "input: …array, got int8": lambda: SiLU().forward(WHOLE.astype(np.int8)),
     "input: expected a floating-point array, got list": lambda: LayerNorm(1).forward([1.0]),
-    "input: expected a floating-point array, got Tensor": lambda: LayerNorm(2).forward(
-        torch.ones(2)
-    ),
-    "input: expected float64 as the parameters, got float32": lambda: LayerNorm(3).forward(
-        SINGLE
-    ),
+    "input: …array, got Tensor": lambda: LayerNorm(2).forward(torch.ones(2)),
+    "input: …as the parameters, got float32": lambda: LayerNorm(3).forward(SINGLE),
     "input: expected float64, got float32": lambda: gradient_check(Dropout(0.0), SINGLE),
     "ids: expected an array of integers, got float64": lambda: read(np.ones(3)),
     "ids: expected an array of integers, got list": lambda: Embedding(7, 4).forward([1]),
-    "ids: expected an array of integers, got bool": lambda: Embedding(7, 4).forward(
-        IDS > 0
-    ),
-    "logits: expected a floating-point array, got int64": lambda: CrossEntropy().forward(
-        LOGITS.astype(int), IDS
-    ),
+    "ids: …integers, got bool": lambda: Embedding(7, 4).forward(IDS > 0),
+    "logits: …array, got int64": lambda: CrossEntropy().forward(LOGITS.astype(int), IDS),
     f"{PART}'x'": lambda: MultiHeadAttention(4, 2, "x"),
     f"{PART}[…, 'x']": lambda: MultiHeadAttention(4, 2, [ScaledDotProductAttention(), "x"]),
     "query: expected a floating-point array, got int64": lambda: heads(WHOLE),
@@ -182,11 +156,7 @@ STEPS = {
 test_order_of_steps = each_refused(RuntimeError, STEPS)
 INDICES = {
     "ids: expected integers from 0 to 4, got 5 to 5": lambda: read(np.array([5])),
-    "ids: expected integers from 0 to 6, got -1 to 5": lambda: Embedding(7, 4).forward(
-        IDS - 1
-    ),
-    "targets: expected integers from 0 to 6, got 1 to 7": lambda: CrossEntropy().forward(
-        LOGITS, IDS + 1
-    ),
+    "ids: …from 0 to 6, got -1 to 5": lambda: Embedding(7, 4).forward(IDS - 1),
+    "targets: …from 0 to 6, got 1 to 7": lambda: CrossEntropy().forward(LOGITS, IDS + 1),
 }
 test_indices = each_refused(IndexError, INDICES)

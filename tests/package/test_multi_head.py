@@ -145,13 +145,9 @@ test_attentions_that_are_none = each_refused(
     lambda attention: MultiHeadAttention(12, 2, attention=attention),
 )
 TYPES = {
-    "key: expected torch.float32 as the weights, got torch.float64": lambda: TWO(
-        X, MEMORY.double()
-    ),
+    "key: …as the weights, got torch.float64": lambda: TWO(X, MEMORY.double()),
     "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
-    "lengths: expected whole numbers, got [True, True]": lambda: padding_mask(
-        torch.ones(2) > 0
-    ),
+    "lengths: …numbers, got [True, True]": lambda: padding_mask(torch.ones(2) > 0),
     "residual: expected a floating-point tensor, got tensor([1, 1, 1])": lambda: (
         PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64))
     ),

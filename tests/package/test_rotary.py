@@ -293,7 +293,7 @@ VALUES = {
     f"{BROADCAST} (4,)": lambda: rotate(X, torch.arange(4)),
     f"{BROADCAST} (1,)": lambda: rotate(X, torch.tensor([7])),
     # A batch of positions, which would mean heads.
-    "positions: …3 dimensions that broadcast to (2, 2, 5), got (2, 5)": lambda: rotate(
+    "positions: …to (2, 2, 5), got (2, 5)": lambda: rotate(
         X[:, :2], torch.zeros(2, 5, dtype=torch.long)
     ),
     "positions: expected device cpu, got meta": lambda: rotate(
@@ -301,7 +301,7 @@ VALUES = {
     ),
     "base: expected above 1, got 1.0": lambda: rotate(X, 0, 1.0),
     "d_k: expected an even number of features, got 7": lambda: RotaryPositions(7),
-    "d_k: expected an even number of features, got 3": lambda: small_model(
+    "d_k: …even number of features, got 3": lambda: small_model(
         embed_dim=6, positions="rotary"
     ),
     "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', "
@@ -323,7 +323,7 @@ VALUES = {
     "got (6,)": lambda: MultiHeadAttention(8, 2, rotary=FLAT)(
         X[0], positions=torch.arange(6)
     ),
-    "x: expected 8 features, got shape (3, 2, 5, 4)": lambda: MultiHeadAttention(
+    "x: …8 features, got shape (3, 2, 5, 4)": lambda: MultiHeadAttention(
         8, 2, rotary=RotaryPositions(8)
     )(X[0]),
 }
