@@ -1,6 +1,7 @@
 """The block and the language model: PyTorch's layer, causality, learning, compiling."""
 
 import copy
+import importlib
 import math
 import signal
 import subprocess
@@ -116,13 +117,11 @@ def test_each_block_has_an_attention_of_its_own():
     assert biases[0] is not biases[1]
 
 
-def test_tables_are_tied_and_sinusoids_are_not_parameters():
-    counts = [
-        sum(p.numel() for p in small_model(positions=positions).parameters())
-        for positions in ("learned", "sinusoidal")
-    ]
-    d, blocks = 16, 2 * (12 * 16**2 + 13 * 16)
-    assert counts == [blocks + (11 + 12) * d + 2 * d, blocks + 11 * d + 2 * d]
+@pytest.mark.parametrize(("positions", "rows"), [("learned", 11 + 12), ("sinusoidal", 11)])
+def test_tables_are_tied_and_sinusoids_are_not_parameters(positions, rows):
+    model = small_model(positions=positions)
+    blocks = 2 * (12 * 16**2 + 13 * 16)
+    assert sum(p.numel() for p in model.parameters()) == blocks + (rows + 2) * 16
 
 
 def test_tokens_and_positions_start_with_length_one():
@@ -268,18 +267,18 @@ def test_autocast_in_bfloat16():
 
 
 @pytest.fixture
-def train_text(monkeypatch):
+def benchmark(monkeypatch):
+    """Imports a script of benchmarks/."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import train_text
-
-    return train_text
+    return importlib.import_module
 
 
 SIZE = {"context_length": 16, "embed_dim": 16, "num_heads": 2, "num_layers": 2}
 RUN = ["--steps", "80", "--every", "10", "--size", str(SIZE).replace("'", '"')]
 
 
-def test_trains_like_its_twin_of_torch_parts(train_text, tmp_path):
+def test_trains_like_its_twin_of_torch_parts(benchmark, tmp_path):
+    train_text = benchmark("train_text")
     options = train_text.parse([*RUN, "--steps", "20"])
     torch.manual_seed(0)
     twin = train_text.Twin(**SIZE).double()
@@ -292,7 +291,8 @@ def test_trains_like_its_twin_of_torch_parts(train_text, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_killed_training_goes_on_as_if_nothing_had_happened(train_text, tmp_path):
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(benchmark, tmp_path):
+    train_text = benchmark("train_text")
     options = train_text.parse([*RUN, "--checkpoints", str(tmp_path / "killed")])
     path = options.checkpoints / "attnlib.safetensors"
     command = [sys.executable, "train_text.py", *RUN, "--checkpoints", options.checkpoints]
@@ -316,10 +316,8 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(train_text, tmp_pa
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_norm_order_measures_the_path(norm_first, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import norm_order
-
+def test_norm_order_measures_the_path(norm_first, benchmark):
+    norm_order = benchmark("norm_order")
     torch.manual_seed(0)
     model = LanguageModel(96, 12, 16, 2, 3, norm_first=norm_first)
     measured = norm_order.measure(model, torch.randint(96, (4, 13)))
@@ -334,10 +332,8 @@ def test_norm_order_measures_the_path(norm_first, monkeypatch):
     assert measured["gradients"][-1] == measured["path"][-1]
 
 
-def test_positions_of_every_kind_are_trained_and_none_stays_none(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import positions
-
+def test_positions_of_every_kind_are_trained_and_none_stays_none(benchmark, monkeypatch):
+    positions = benchmark("positions")
     monkeypatch.setattr(positions, "SIZE", SIZE)
     models = {kind: positions.make(kind) for kind in ("learned", "sinusoidal", "none")}
     assert models["learned"].positions.requires_grad
