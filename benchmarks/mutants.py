@@ -38,6 +38,7 @@ LEFT_OUT = {
     "testing": "is a test itself, of chosen examples; tried on planted mistakes",
 }
 ENOUGH = 20  # seconds of tests for a mutant: the slowest are spared to those that survive
+NOT_PLANTED = 2  # status of a process: a mutant that is nowhere is not noticed
 Lines = dict[str, list[str]]  # by the number of a line, the tests that come by
 
 
@@ -57,8 +58,9 @@ def fork(call: Callable[[], bool]) -> int:
 class Trial:
     """A plugin of pytest's, which runs the tests that were collected in its own way."""
 
-    def __init__(self, root: Path, modules: list[str], jobs: int) -> None:
-        self.root, self.modules, self.jobs = root, modules, jobs
+    def __init__(self, root: Path, modules: list[str], jobs: int, sample: int) -> None:
+        self.root, self.modules = root, modules
+        self.jobs, self.sample = jobs, sample
         self.seconds: dict[str, float] = {}
         self.elsewhere: set[str] = set()
         self.failed = False
@@ -133,7 +135,10 @@ class Trial:
 
     def survives(self, name: str, mutant: Mutant, tests: list[str]) -> bool:
         """Whether all these tests pass with the mutant planted, in this process."""
-        plant(import_module(f"attnlib.{name}"), mutant.tree)
+        try:
+            plant(import_module(f"attnlib.{name}"), mutant.tree)
+        except KeyError:
+            os._exit(NOT_PLANTED)
         return len([*self.passed(tests)]) == len(tests)
 
     def try_module(self, name: str, lines: Lines) -> dict[str, Any]:
@@ -144,11 +149,14 @@ class Trial:
         def wait() -> None:
             child, status = os.wait()
             number, place = running.pop(child)
+            if os.waitstatus_to_exitcode(status) == NOT_PLANTED:
+                raise RuntimeError(f"{name}: not planted: {place}")
             if status == 0:
                 survivors[number] = place
                 print(f"{name}:", ": ".join(place.values()), flush=True)
 
-        for count, mutant in enumerate(mutants(path.read_text(encoding="utf-8")), 1):
+        planted = mutants(path.read_text(encoding="utf-8"))
+        for count, mutant in enumerate(itertools.islice(planted, 0, None, self.sample), 1):
             tests = self.nearest(mutant, lines)
             child = fork(lambda m=mutant, t=tests: self.survives(name, m, t))
             running[child] = count, mutant.place
@@ -175,7 +183,10 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=HERE.parent, help="of the package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--show", action="store_true", help="record nothing")
+    parser.add_argument("--sample", type=int, default=1, help="only every so many-th")
     args = parser.parse_args()
+    if args.sample > 1 and not args.show:
+        parser.error("--sample: expected --show beside it; a record is of all mutants")
     root, package = args.root.resolve(), args.root.resolve() / "attnlib"
     files = sorted(f for f in package.rglob("*.py") if f.name != "__init__.py")
     every = [".".join(f.relative_to(package).with_suffix("").parts) for f in files]
@@ -184,7 +195,7 @@ def main() -> int:
     tests = [str(file) for file in tests if imports_package(file)]
     os.chdir(root)
     sys.path.insert(0, str(root))
-    trial = Trial(root, names, args.jobs)
+    trial = Trial(root, names, args.jobs, args.sample)
     plain = ["-o", "addopts=", "-p", "no:nbval", "-p", "no:cacheprovider", "-qs"]
     if pytest.main([*plain, "-m", "not site", *tests], [trial]):
         return 1

@@ -1,4 +1,4 @@
-"""What is left out has the value that the docstrings and the chapters say."""
+"""What is left out has one value wherever its name occurs, and namesakes agree."""
 
 import importlib
 import inspect
@@ -8,134 +8,41 @@ import pytest
 import torch
 
 import attnlib
+from attnlib import backprop, parallel
 from attnlib.gpt2 import gelu_tanh
 
-BLOCK = {"dropout": 0.0, "norm_first": True, "activation": torch.relu}
-DRAWN = {"temperature": 1.0}
-DEFAULTS = {
-    "backprop.autograd.LayerNormFunction.forward": {"eps": 1e-5},
-    "backprop.attention.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
-    "backprop.gradient_check.complex_step": {"step": 1e-30},
-    "backprop.gradient_check.finite_differences": {"step": 1e-3},
-    "backprop.gradient_check.gradient_check": {"step": 1e-3, "tolerance": 1e-8, "seed": 0},
-    "backprop.base.Layer.train": {"mode": True},
-    "backprop.feed_forward.FeedForwardNetwork": {"dropout": 0.0},
-    "backprop.gated_feed_forward.GatedFeedForwardLayer": {"bias": False},
-    "backprop.layer_norm.LayerNorm": {"eps": 1e-5},
-    "backprop.rms_norm.RMSNormLayer": {"eps": 1e-6},
-    "backprop.projection.Projection": {"bias": True},
-    "backprop.checks.refuse_bad_tokens": {"dims": 1},
-    "backprop.multi_head.MultiHeadAttention": {"bias": True},
-    "backprop.optimizers.Adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
-    "backprop.optimizers.SGD": {"lr": 1e-3, "momentum": 0.0},
-    "backprop.checks.require_rate": {"below": float("inf")},
-    "backprop.transformer.LanguageModel": {"dropout": 0.0},
-    "backprop.transformer.TransformerBlock": {"dropout": 0.0},
-    "causal_attention.CausalAttention": {"dropout": 0.0, "dqv_bias": False},
-    "feed_forward.FeedForwardNetwork": {"dropout": 0.0, "activation": torch.relu},
-    "feed_forward.FeedForwardNetwork.from_torch": {"activation": torch.relu},
-    "flash.attention.FlashAttention": {"causal": False, "backend": "auto"},
-    "fused.fused_attention": {"causal": False},
-    "flash.attention.flash_attention": {"causal": False, "return_lse": False},
-    "flash_triton.attention.flash_attention_triton": {
-        **{"causal": False, "return_lse": False, "enable_gqa": False},
-    },
-    "flash_triton.attention.old_triton": {"where": ""},
-    "flash_triton.split.flash_decoding_triton": {
-        **{"causal": False, "enable_gqa": False, "return_lse": False},
-    },
-    "flash_triton.paged.paged_attention_triton": {
-        **{"causal": True, "split_size": 256, "enable_gqa": False},
-    },
-    "gated_feed_forward.GatedFeedForward": {
-        "activation": torch.nn.functional.silu,
-        "bias": False,
-    },
-    "hf.attend_for_model": {"dropout": 0.0},
-    "hf.register": {"name": "attnlib"},
-    "layer_norm.LayerNorm": {"eps": 1e-5},
-    "parallel.collectives.agree": {"problem": ""},
-    "parallel.collectives.all_gather": {"dim": 0},
-    "parallel.collectives.post_shift": {"hops": 1},
-    "parallel.collectives.rank_gradients": {"step": 1e-6},
-    "parallel.collectives.reduce_scatter": {"dim": 0},
-    "parallel.collectives.shift": {"hops": 1},
-    "llama.Llama": {
-        **{"dropout": 0.0, "tied": False, "eps": 1e-6, "qkv_bias": False},
-        **{"out_bias": False, "ffn_bias": False, "head_norm": False},
-    },
-    "llama.LlamaAttention": {"bias": False, "out_bias": False},
-    "llama.LlamaBlock": {"eps": 1e-6, "ffn_bias": False},
-    "multi_head.MultiHeadAttention": {"bias": True},
-    "multi_head.MultiHeadAttention.forward": {"need_weights": True},
-    "masks.mask_from_torch": {"num_heads": 1},
-    "distance_bias.LearnedBiasAttention": {
-        "max_distance": 16,
-        "dropout": 0.0,
-        "causal": False,
-    },
-    "distance_bias.LearnedBiasAttention.forward": {"need_weights": True},
-    "physics_guided.PhysicsGuidedAttention": {
-        "strength": 1.0,
-        "floor": 0.01,
-        "dropout": 0.0,
-        "causal": False,
-    },
-    "paged.paged_attention": {"causal": True, "enable_gqa": False},
-    "paged.split_attention": {"causal": False, "return_lse": False},
-    "parallel.collectives.agree_on": {"summed": False},
-    "parallel.places.Rule": {"causal": False},
-    "parallel.places.hops_needed": {"pieces": 8},
-    "parallel.places.shard_positions": {"order": "zigzag"},
-    "parallel.processes.run": {"timeout": 60.0},
-    "parallel.ring.RingAttention": {"causal": False, "order": "contiguous"},
-    "parallel.ring.ring_attention": {"causal": False, "return_lse": False},
-    "parallel.heads.HeadAttention": {"causal": False},
-    "parallel.heads.head_attention": {"causal": False, "return_lse": False},
-    "parallel.checkpoints.save_checkpoint": {"keep": 2},
-    "projection.Projection": {"bias": True},
-    "checkpoint.Into": {"transposed": False},
-    "checkpoint.Progress": {"after": 2.0},
-    "checkpoint.load_into": {"ignored": ()},
-    "gpt2.GPT2": {"activation": gelu_tanh, "eps": 1e-5},
-    "gpt2.names_of": {"prefix": ""},
-    "checks.refuse_bad_positions": {"rotary": True},
-    "grouped_query.LatentAttention": {"base": 10000.0},
-    "testing.check_window_kept": {"dtype": torch.float64},
-    "rms_norm.RMSNorm": {"eps": 1e-6},
-    "rotary.RotaryPositions": {
-        "base": 10000.0,
-        "interleaved": False,
-        "factor": 1.0,
-    },
-    "rotary.RotaryPositions.forward": {"positions": 0},
-    "rotary.frequencies": {"base": 10000.0},
-    "rotary.rotate": {"positions": 0, "base": 10000.0, "interleaved": False},
-    "rotary.turn": {"magnitude": 1.0},
-    "scaled_dot_product.ScaledDotProductAttention": {"dropout": 0.0, "causal": False},
-    "scaled_dot_product.ScaledDotProductAttention.forward": {"need_weights": True},
-    "self_attention.SelfAttention": {"dqv_bias": False},
-    "self_attention.SelfAttention.forward": {"return_weights": False},
-    "checks.refuse_bad_tokens": {"dims": 1},
-    "checks.require_count": {"least": 1},
-    "checks.require_padding": {"least": 0},
-    "testing.check_attention": {
-        "leading": ((), (3,), (2, 2)),
-        "dtypes": (torch.float32, torch.float16, torch.bfloat16),
-    },
-    "testing.check_cache": {
-        "leading": ((), (3,), (2, 4)),
-        "dtypes": (torch.float32, torch.float16, torch.bfloat16),
-    },
-    "testing.check_order": {"dtype": torch.float64},
-    "testing.random_inputs": {"leading": (), "queries": 4, "keys": 6, "seed": 0},
-    "testing.random_pieces": {"seed": 0},
-    "transformer.LanguageModel": {**BLOCK, "positions": "learned"},
-    "transformer.LanguageModel.forward": {"return_weights": False},
-    "transformer.LanguageModel.generate": {**DRAWN, "cache": False},
-    "transformer.TransformerBlock": BLOCK,
-    "transformer.TransformerBlock.forward": {"return_weights": False},
-    "generation.sample": DRAWN,
+FLAGS = (
+    *("causal", "return_lse", "enable_gqa", "return_weights", "interleaved", "summed"),
+    *("cache", "tied", "transposed", "dqv_bias", "qkv_bias", "out_bias", "ffn_bias"),
+    "head_norm",
+)
+USUAL = {
+    **dict.fromkeys(FLAGS, False),
+    **{"need_weights": True, "bias": True, "norm_first": True, "mode": True},
+    **{"dropout": 0.0, "eps": 1e-5, "activation": torch.relu, "num_heads": 1},
+    **{"temperature": 1.0, "strength": 1.0, "floor": 0.01, "max_distance": 16},
+    **{"base": 10000.0, "factor": 1.0, "magnitude": 1.0, "positions": 0, "rotary": True},
+    **{"lr": 1e-3, "betas": (0.9, 0.999), "momentum": 0.0, "below": float("inf")},
+    **{"step": 1e-3, "tolerance": 1e-8, "seed": 0, "dims": 1, "least": 1},
+    **{"backend": "auto", "split_size": 256, "where": "", "name": "attnlib"},
+    **{"dim": 0, "hops": 1, "problem": "", "pieces": 8, "timeout": 60.0, "keep": 2},
+    **{"order": "contiguous", "prefix": "", "ignored": (), "after": 2.0},
+    **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64},
+    "dtypes": (torch.float32, torch.float16, torch.bfloat16),
+}
+# By the function or the class, where it is another.
+SMALL, NO_BIAS, PAGES = {"eps": 1e-6}, {"bias": False}, {"causal": True}
+OTHERS = {
+    **{"RMSNorm": SMALL, "RMSNormLayer": SMALL, "Llama": SMALL, "LlamaBlock": SMALL},
+    **{"Adam": {"eps": 1e-8}, "complex_step": {"step": 1e-30}},
+    **{"rank_gradients": {"step": 1e-6}, "require_padding": {"least": 0}},
+    **{"GatedFeedForwardLayer": NO_BIAS, "LlamaAttention": NO_BIAS},
+    "GatedFeedForward": {**NO_BIAS, "activation": torch.nn.functional.silu},
+    **{"GPT2": {"activation": gelu_tanh}, "LanguageModel": {"positions": "learned"}},
+    **{"paged_attention": PAGES, "paged_attention_triton": PAGES},
+    "shard_positions": {"order": "zigzag"},
+    "check_attention": {"leading": ((), (3,), (2, 2))},
+    "check_cache": {"leading": ((), (3,), (2, 4))},
 }
 
 
@@ -146,11 +53,10 @@ def public_callables():
             known = inspect.isfunction(thing) or inspect.isclass(thing)
             if not known or thing.__module__ != module.name or name.startswith("_"):
                 continue
-            name = f"{module.name}.{name}".removeprefix("attnlib.")
-            yield name, thing
+            yield f"{module.name}.{name}".removeprefix("attnlib."), thing
             for part in vars(thing) if inspect.isclass(thing) else ():
                 if not part.startswith("_") and inspect.isroutine(getattr(thing, part)):
-                    yield f"{name}.{part}", getattr(thing, part)
+                    yield f"{module.name}.{name}:{part}", getattr(thing, part)
 
 
 def defaults(thing):
@@ -161,9 +67,66 @@ def defaults(thing):
 
 
 PUBLIC = dict(public_callables())
-WITH_DEFAULTS = {name for name, thing in PUBLIC.items() if defaults(thing)}
 
 
-@pytest.mark.parametrize("name", sorted(WITH_DEFAULTS | set(DEFAULTS)))
-def test_defaults(name):
-    assert repr(defaults(PUBLIC[name])) == repr(DEFAULTS.get(name, {}))  # 0 is not False
+@pytest.mark.parametrize("place", [name for name in PUBLIC if defaults(PUBLIC[name])])
+def test_what_is_left_out_has_its_usual_value(place):
+    usual = USUAL | OTHERS.get(place.rpartition(".")[2], {})
+    given = defaults(PUBLIC[place])
+    assert repr(given) == repr({name: usual[name] for name in given})  # 0 is not False
+
+
+def test_every_name_of_the_table_occurs():
+    assert USUAL.keys() == {name for thing in PUBLIC.values() for name in defaults(thing)}
+
+
+SIGNATURES = [  # what the design promises; more may come behind
+    "ScaledDotProductAttention(dropout=0.0, causal=False, scale=None)",
+    "SelfAttention(d_in, d_out, dqv_bias=False)",
+    "SelfAttention.forward(self, x, mask=None, return_weights=False)",
+    "CausalAttention.forward(self, x, mask=None, return_weights=False)",
+    "Projection(in_features, out_features, bias=True)",
+    "MultiHeadAttention(embed_dim, num_heads, attention=None, bias=True)",
+    "MultiHeadAttention.forward(self, query, key=None, value=None, mask=None, "
+    "need_weights=True)",
+    "padding_mask(lengths, max_length=None)",
+    "causal_mask(queries, keys=None)",
+    "LayerNorm(d_model, eps=1e-05)",
+    "FeedForwardNetwork(d_model, d_ff=None, dropout=0.0)",
+    "TransformerBlock(embed_dim, num_heads, d_ff=None, attention=None, dropout=0.0, "
+    "norm_first=True)",
+    "flash_attention(query, key, value, mask=None, *, causal=False, window=None, "
+    "scale=None, block_size=None, return_lse=False)",
+    "FlashAttention(causal=False, scale=None, block_size=None, backend='auto')",
+]
+
+
+@pytest.mark.parametrize("promised", SIGNATURES)
+def test_the_signature_is_as_designed(promised):
+    name, _, arguments = promised.rstrip(")").partition("(")
+    thing = attnlib
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    found = inspect.signature(thing)
+    plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
+    found = found.replace(parameters=plain, return_annotation=found.empty)
+    assert str(found).removeprefix("(").startswith(arguments)
+
+
+def test_namesakes_take_the_same_arguments_in_the_same_order():
+    shared = {*attnlib.__all__} & {*backprop.__all__}
+    assert len(shared) >= 6
+    for name in sorted(shared):
+        mine, theirs = (
+            inspect.signature(getattr(library, name)).parameters
+            for library in (backprop, attnlib)
+        )
+        both = [argument for argument in mine if argument in theirs]
+        assert both == [argument for argument in theirs if argument in mine], name
+        assert set(mine) - set(both) <= {"rng"}, name
+
+
+@pytest.mark.parametrize("library", [attnlib, backprop, parallel])
+def test_public_names_exist_once(library):
+    assert all(hasattr(library, name) for name in library.__all__)
+    assert len(set(library.__all__)) == len(library.__all__)

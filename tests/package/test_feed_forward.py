@@ -1,26 +1,37 @@
-"""The feed-forward network: PyTorch's parts, dropout, and what it refuses."""
+"""The networks, plain and gated: PyTorch's parts, dropout, and what they refuse."""
 
-import pickle
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnlib import FeedForwardNetwork
+from attnlib import FeedForwardNetwork, GatedFeedForward, backprop
+from drawn import close, each_refused, normal
 
 
 @pytest.mark.parametrize("activation", [torch.relu, F.gelu, torch.tanh])
 @pytest.mark.parametrize("bias", [True, False])
 def test_equal_to_torch(activation, bias):
-    first, second = (
-        nn.Linear(6, 10, bias=bias).double(),
-        nn.Linear(10, 6, bias=bias).double(),
-    )
+    first, second = (nn.Linear(*n, bias=bias).double() for n in ((6, 10), (10, 6)))
     network = FeedForwardNetwork.from_torch(first, second, activation)
-    x = torch.randn(2, 5, 6, dtype=torch.float64)
-    torch.testing.assert_close(network(x), second(activation(first(x))), rtol=0, atol=1e-12)
+    x = normal(2, 5, 6)
+    close(network(x), second(activation(first(x))))
     assert len(list(network.parameters())) == (4 if bias else 2)
+
+
+@pytest.mark.parametrize("bend", [F.silu, partial(F.gelu, approximate="tanh")])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (2, 4, 3), (0, 3)])
+def test_gated_by_the_formula(shape, bias, bend):
+    options = {} if bend is F.silu else {"activation": bend}
+    network, x = GatedFeedForward(3, 5, bias=bias, **options).double(), normal(*shape)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    parts = (network.gate_proj, network.up_proj, network.down_proj)
+    gate, up, down = (lambda x, p=p: x @ p.W + (p.b if bias else 0) for p in parts)
+    close(network(x), down(bend(gate(x)) * up(x)))
 
 
 def test_dropout_acts_on_the_hidden_features_in_training_only():
@@ -32,43 +43,34 @@ def test_dropout_acts_on_the_hidden_features_in_training_only():
         network.linear_2.b.zero_()
         kept = F.relu(network.linear_1(x)).sum(dim=1)
         assert not torch.allclose(network(x)[:, 0], kept)
-        torch.testing.assert_close(network(x)[:, 0], kept, rtol=0.2, atol=0)  # on average
+        close(network(x)[:, 0], kept, rtol=0.2, atol=0)  # on average
         network.eval()
         torch.testing.assert_close(network(x)[:, 0], kept)
 
 
-def test_default_width_and_pickling():
-    network = FeedForwardNetwork(6)
-    assert network.linear_1.W.shape == (6, 24) and network.linear_2.W.shape == (
-        24,
-        6,
-    )
-    x = torch.randn(2, 6)
-    assert torch.equal(pickle.loads(pickle.dumps(network))(x), network(x))
+@pytest.mark.parametrize("d_model", [3, 48, 768])
+def test_the_width_by_default(d_model):
+    """Four times as wide; the gated network has as many weights."""
+    gated, plain = GatedFeedForward(d_model), FeedForwardNetwork(d_model)
+    assert plain.linear_1.W.shape == plain.linear_2.W.T.shape == (d_model, 4 * d_model)
+    assert gated.gate_proj.out_features == round(8 * d_model / 3)
+    by_hand = backprop.GatedFeedForwardLayer(d_model)
+    assert {name: p.shape for name, p in by_hand.parameters().items()} == {
+        name: p.shape for name, p in gated.named_parameters()
+    }
 
 
-REFUSED = {
-    "no hidden features": (
-        lambda: FeedForwardNetwork(4, 0),
-        "out_features: expected at least 1, got 0",
+VALUES = {
+    "out_features: expected at least 1, got 0": lambda: FeedForwardNetwork(4, 0),
+    "out_features: expected at least 1, got -1": lambda: GatedFeedForward(4, -1),
+    "input: …, the last of 4 features, got shape (2, 5)": lambda: FeedForwardNetwork(4)(
+        torch.ones(2, 5)
     ),
-    "dropout": (
-        lambda: FeedForwardNetwork(4, dropout=2.0),
-        "dropout: expected a probability between 0 and 1, got 2.0",
+    "input: …, the last of 3 features, got shape (2, 5)": lambda: GatedFeedForward(3, 5)(
+        torch.ones(2, 5)
     ),
-    "a wrong width": (
-        lambda: FeedForwardNetwork(4)(torch.randn(2, 5)),
-        "input: expected at least 1 dimensions, the last of 4 features, got shape (2, 5)",
-    ),
-    "two layers that do not fit": (
-        lambda: FeedForwardNetwork.from_torch(nn.Linear(4, 8), nn.Linear(8, 5)),
-        "linear_2: expected a weight of shape (4, 8), got (5, 8)",
+    "linear_2: expected a weight of shape (4, 8), got (5, 8)": lambda: (
+        FeedForwardNetwork.from_torch(nn.Linear(4, 8), nn.Linear(8, 5))
     ),
 }
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals(call, message, as_shipped):
-    with pytest.raises(ValueError) as caught:
-        call()
-    assert str(caught.value) == message
+test_values = each_refused(ValueError, VALUES)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from attnlib.checkpoint import (
     require_library,
 )
 from attnlib.gpt2 import names_of, without_head
+from drawn import assert_fastest_order, change_tensors, close
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 safetensors = pytest.importorskip("safetensors.torch")
@@ -50,23 +52,18 @@ def theirs(shape, **options):
     return model
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A folder with a small model."""
+    folder = tmp_path_factory.mktemp("small")
+    theirs(SMALL).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def written(tmp_path):
-    """A folder with a small model, and what the library's own gives."""
-    model = theirs(SMALL)
-    model.save_pretrained(tmp_path)
-    return tmp_path
-
-
-def tensors_in(folder):
-    return safetensors.load_file(folder / "model.safetensors")
-
-
-def change(folder, edit):
-    """Writes the tensors or, for a function of a config, config.json anew."""
-    tensors = tensors_in(folder)
-    edit(tensors)
-    safetensors.save_file(tensors, folder / "model.safetensors")
+def written(small, tmp_path):
+    """A copy of it to change."""
+    return shutil.copytree(small, tmp_path, dirs_exist_ok=True)
 
 
 def configure(folder, **changes):
@@ -84,7 +81,7 @@ def test_logits_gradients_and_text_are_those_of_transformers(shape, tmp_path):
     assert not ours.training
     ids = torch.randint(shape[0], (3, shape[1] // 2))
     expected, found = model(ids), ours(ids)
-    torch.testing.assert_close(found, expected.logits, rtol=0, atol=1e-5)
+    close(found, expected.logits, atol=1e-5)
 
     expected.logits.logsumexp(-1).sum().backward()
     found.logsumexp(-1).sum().backward()
@@ -95,9 +92,7 @@ def test_logits_gradients_and_text_are_those_of_transformers(shape, tmp_path):
         pieces = into.parts(grads[name].grad, here)
         for parameter, piece in zip(into.parameters, pieces, strict=True):
             scale = piece.abs().max()
-            torch.testing.assert_close(
-                here[parameter].grad, piece, rtol=0, atol=2e-5 * scale.item() + 1e-5
-            )
+            close(here[parameter].grad, piece, atol=2e-5 * scale.item() + 1e-5)
             count += 1
     assert count == len(here)
 
@@ -126,20 +121,14 @@ def test_bfloat16_is_kept_and_as_near_as_it_can_be(shape, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(written, dtype):
+def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(small, dtype):
     """Few tokens by a matrix: along its longer side, in two bytes always by columns."""
-    model = GPT2.from_pretrained(written, dtype=dtype)
-    again = GPT2.from_pretrained(written, dtype=torch.float64)
-    found = set()
-    for (name, p), exact in zip(model.named_parameters(), again.parameters(), strict=True):
-        assert torch.equal(p, exact.to(dtype)), name
-        made_of = p.T if name == "token_embedding.weight" else p  # x @ table.T: the logits
-        if made_of is not p or name.endswith(".W"):
-            rows, columns = made_of.shape
-            by_rows = dtype != torch.bfloat16 and columns > rows
-            assert made_of.stride() == ((columns, 1) if by_rows else (1, rows)), name
-            found.add((rows > columns) - (rows < columns))
-    assert found == {-1, 0, 1}  # wide, square and tall ones
+    model = GPT2.from_pretrained(small, dtype=dtype)
+    again = GPT2.from_pretrained(small, dtype=torch.float64)
+    for p, exact in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(p, exact.to(dtype))
+    table = model.token_embedding.weight.T  # x @ table.T: the logits
+    assert_fastest_order(model, dtype != torch.bfloat16, table)
 
 
 def test_another_attention_and_names_without_a_prefix(written):
@@ -152,14 +141,15 @@ def test_another_attention_and_names_without_a_prefix(written):
         tensors["h.1.attn.masked_bias"] = torch.tensor(-1e4)
         tensors["lm_head.weight"] = tensors["wte.weight"].clone()
 
-    change(written, strip)
+    change_tensors(written, strip)
     flash = GPT2.from_pretrained(written, attention=FlashAttention(causal=True))
     ids = torch.randint(61, (2, 20))
-    torch.testing.assert_close(flash(ids), whole(ids), rtol=0, atol=1e-5)
+    close(flash(ids), whole(ids), atol=1e-5)
 
 
 def test_several_files(written):
-    whole, tensors = GPT2.from_pretrained(written), tensors_in(written)
+    whole = GPT2.from_pretrained(written)
+    tensors = safetensors.load_file(written / "model.safetensors")
     names = list(tensors)
     shards = {"model-00001-of-00002.safetensors": names[::2]}
     shards["model-00002-of-00002.safetensors"] = names[1::2]
@@ -196,47 +186,47 @@ def test_several_files(written):
 
 
 NAME = "transformer.h.1.attn.c_attn.weight"
-WRONG = {
-    "missing": (
-        lambda t: t.pop(NAME),
-        ValueError,
-        f"{NAME}: expected this tensor.*missing",
+HALF = {NAME: torch.Tensor.half}
+WRONG = [
+    (ValueError, {NAME: None}, f"{NAME}: expected this tensor.*missing"),
+    (ValueError, {"extra": torch.ones(1)}, r"extra: in model\.safetensors, but this model"),
+    (ValueError, {"transformer.h.2.ln_1.weight": torch.ones(32)}, "h.2.ln_1.weight: in mo"),
+    (
+        *(ValueError, {NAME: lambda t: t.T.contiguous()}),
+        rf"{NAME}: expected shape \(32, 96\), got \(96, 32\)",
     ),
-    "surplus": (
-        lambda t: t.update(extra=torch.ones(1)),
-        *(ValueError, r"extra: in model\.safetensors, but this model"),
+    (
+        TypeError,
+        {NAME: torch.Tensor.int},
+        f"{NAME}: expected floating point, got torch.int32",
     ),
-    "of a block too many": (
-        lambda t: t.update({"transformer.h.2.ln_1.weight": torch.ones(32)}),
-        *(ValueError, "h.2.ln_1.weight: in model"),
+    (TypeError, HALF, f"{NAME}: expected torch.float32.*torch.float16.*dtype"),
+    (
+        *(TypeError, {NAME: lambda t: t.to(torch.float8_e4m3fn)}),
+        f"{NAME}: expected floating point, got F8_E4M3",
     ),
-    "transposed": (
-        lambda t: t.update({NAME: t[NAME].T.contiguous()}),
-        *(ValueError, rf"{NAME}: expected shape \(32, 96\), got \(96, 32\)"),
+    (
+        *(ValueError, {"lm_head.weight": torch.ones(61, 32)}),
+        "lm_head.weight: expected the numbers of transformer.wte.weight",
     ),
-    "of whole numbers": (
-        lambda t: t.update({NAME: t[NAME].int()}),
-        *(TypeError, f"{NAME}: expected floating point, got torch.int32"),
-    ),
-    "of another type": (
-        lambda t: t.update({NAME: t[NAME].half()}),
-        *(TypeError, f"{NAME}: expected torch.float32.*torch.float16.*dtype"),
-    ),
-    "of eight bits": (
-        lambda t: t.update({NAME: t[NAME].to(torch.float8_e4m3fn)}),
-        *(TypeError, f"{NAME}: expected floating point, got F8_E4M3"),
-    ),
-    "another matrix for the logits": (
-        lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"] + 1}),
-        *(ValueError, "lm_head.weight: expected the numbers of transformer.wte.weight"),
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_tensor_is_named(case, written, monkeypatch):
-    edit, error, message = WRONG[case]
-    change(written, edit)
+def replace(folder, changes):
+    """Tensors by others, by what a function makes of them, or by nothing."""
+
+    def edit(tensors):
+        for name, new in changes.items():
+            old = tensors.pop(name, None)
+            if new is not None:
+                tensors[name] = new(old) if callable(new) else new
+
+    change_tensors(folder, edit)
+
+
+@pytest.mark.parametrize(("error", "changes", "message"), WRONG)
+def test_a_wrong_tensor_is_named(error, changes, message, written, monkeypatch):
+    replace(written, changes)
     taken = []
     monkeypatch.setattr("attnlib.checkpoint.put_parameter", lambda *a: taken.append(a))
     with pytest.raises(error, match=message):
@@ -245,65 +235,47 @@ def test_a_wrong_tensor_is_named(case, written, monkeypatch):
 
 
 def test_types_are_converted_on_request(written):
-    change(written, WRONG["of another type"][0])
+    replace(written, HALF)
     model = GPT2.from_pretrained(written, dtype=torch.float64)
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 
-@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
-def test_a_file_cut_off_is_refused(keep, written):
+OTHERS = [b"PK\x03\x04" + bytes(96), b"\x80\x04" * 40, b"{}" * 9]  # of another kind
+
+
+@pytest.mark.parametrize("data", [0, 4, 100, 5000, -1, *OTHERS])
+def test_a_file_cut_off_or_of_another_kind_is_refused(data, written):
     path = written / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
+    path.write_bytes(path.read_bytes()[:data] if isinstance(data, int) else data)
     size = path.stat().st_size
     with pytest.raises(ValueError, match=rf"model\.safetensors: .*whole.*got {size} bytes"):
         GPT2.from_pretrained(written)
 
 
-@pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(96), b"\x80\x04" * 40, b"{}" * 9])
-def test_a_file_of_another_kind_is_refused(data, written):
-    (written / "model.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match="expected a whole safetensors file"):
-        GPT2.from_pretrained(written)
+BY_BLOCK = "scale_attn_by_inverse_layer_idx"
+CONFIGS = [
+    (ValueError, {"model_type": "llama"}, "model_type = 'gpt2', got 'llama'"),
+    (ValueError, {"rope_theta": 1e4}, "rope_theta = 10000.0 is unknown"),
+    (ValueError, {BY_BLOCK: True}, f"{BY_BLOCK} = False, got True, .*not supported"),
+    (ValueError, {"scale_attn_weights": 1}, "scale_attn_weights = True, got 1"),
+    (ValueError, {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    (ValueError, {"n_embd": "gone"}, "expected n_embd, which is missing"),
+    (TypeError, {"n_layer": "2"}, "n_layer as int, got '2'"),
+    (TypeError, {"n_layer": True}, "n_layer as int, got True"),
+    (ValueError, {"n_layer": 0}, "num_layers: expected at least 1"),
+    (ValueError, {"n_head": 5}, "multiple of num_heads = 5"),
+    (ValueError, {"n_inner": 0}, "n_inner: expected at least 1, got 0"),
+    (ValueError, {"activation_function": "silu"}, "got 'silu'"),
+    (ValueError, {"layer_norm_epsilon": -1.0}, "eps: expected a number .* 0, got -1.0"),
+    (ValueError, {"layer_norm_epsilon": float("nan")}, "eps: .* got nan"),
+    (ValueError, {"n_ctx": 16}, "n_ctx = 32, got 16"),
+    (ValueError, {"n_layer": 3}, "h.2.*missing"),
+    (ValueError, {"vocab_size": 10**12}, r"wte.weight: expected shape \(10000000"),
+]
 
 
-CONFIGS = {
-    "another model": (
-        {"model_type": "llama"},
-        ValueError,
-        "model_type = 'gpt2', got 'llama'",
-    ),
-    "unknown": ({"rope_theta": 1e4}, ValueError, "rope_theta = 10000.0 is unknown"),
-    "scores scaled by block": (
-        {"scale_attn_by_inverse_layer_idx": True},
-        *(ValueError, "scale_attn_by_inverse_layer_idx = False, got True, .*not supported"),
-    ),
-    "1 for True": (
-        {"scale_attn_weights": 1},
-        ValueError,
-        "scale_attn_weights = True, got 1",
-    ),
-    "own logits": ({"tie_word_embeddings": False}, ValueError, "tie_word_embeddings"),
-    "no size": ({"n_embd": "gone"}, ValueError, "expected n_embd, which is missing"),
-    "a size in words": ({"n_layer": "2"}, TypeError, "n_layer as int, got '2'"),
-    "a truth value": ({"n_layer": True}, TypeError, "n_layer as int, got True"),
-    "no blocks": ({"n_layer": 0}, ValueError, "num_layers: expected at least 1"),
-    "odd heads": ({"n_head": 5}, ValueError, "multiple of num_heads = 5"),
-    "hidden features": ({"n_inner": 0}, ValueError, "n_inner: expected at least 1, got 0"),
-    "unknown activation": ({"activation_function": "silu"}, ValueError, "got 'silu'"),
-    "a root of what is below 0": (
-        {"layer_norm_epsilon": -1.0},
-        *(ValueError, "eps: expected a number of at least 0, got -1.0"),
-    ),
-    "no number": ({"layer_norm_epsilon": float("nan")}, ValueError, "eps: .* got nan"),
-    "two lengths": ({"n_ctx": 16}, ValueError, "n_ctx = 32, got 16"),
-    "more blocks than the file": ({"n_layer": 3}, ValueError, "h.2.*missing"),
-    "huge": ({"vocab_size": 10**12}, ValueError, r"wte.weight: expected shape \(10000000"),
-}
-
-
-@pytest.mark.parametrize("case", CONFIGS)
-def test_a_wrong_configuration_is_named(case, written):
-    changes, error, message = CONFIGS[case]
+@pytest.mark.parametrize(("error", "changes", "message"), CONFIGS)
+def test_a_wrong_configuration_is_named(error, changes, message, written):
     configure(written, **changes)
     with pytest.raises(error, match=message):
         GPT2.from_pretrained(written)
@@ -350,10 +322,7 @@ def test_missing_files_are_named(written):
         with pytest.raises(FileNotFoundError, match=name) as caught:
             read(written)
         assert ("pickle" in str(caught.value)) == (name == "model.safetensors")
-    for text, message in (
-        ("{", "expected JSON"),
-        ("[]", "an object with names, got a list"),
-    ):
+    for text, message in (("{", "expected JSON"), ("[]", "with names, got a list")):
         (written / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(written)
@@ -367,9 +336,8 @@ def test_a_broken_tokenizer_is_refused(tmp_path):
 
 
 def test_a_library_that_is_missing_is_named():
-    with pytest.raises(
-        ImportError, match=r"no_such_thing: .*pip install attnlib\[models\]"
-    ):
+    said = r"no_such_thing: .*pip install attnlib\[models\]"
+    with pytest.raises(ImportError, match=said):
         require_library("no_such_thing")
 
 
@@ -405,11 +373,8 @@ def test_progress_is_shown_when_it_is_slow(written, capsys):
     assert lines[-1].startswith("attnlib: 100 % of ")
     told = []
     GPT2.from_pretrained(written, report=lambda *args: told.append(args))
-    assert (
-        told[-1][1]
-        == told[-1][2]
-        == sum(p.numel() for p in GPT2(61, 32, 32, 4, 2).parameters())
-    )
+    size = sum(p.numel() for p in GPT2(61, 32, 32, 4, 2).parameters())
+    assert told[-1][1:3] == (size, size)
 
 
 MEASURE = """
@@ -434,7 +399,7 @@ print(most() - before, sum(4 * p.numel() for p in model.parameters()))
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_takes_the_model_and_one_tensor(tmp_path):
     largest = 0
-    for folder, sizes in (("small", (11, 4, 8, 1, 1)), ("large", (6000, 64, 768, 12, 4))):
+    for folder, sizes in (("small", (11, 4, 8, 1, 1)), ("large", (6000, 64, 384, 6, 4))):
         model = GPT2(*sizes)
         (tmp_path / folder).mkdir()
         here, tensors = dict(model.named_parameters()), {}

@@ -1,15 +1,17 @@
 """Any attention inside the models of transformers, and what is refused."""
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
-import textwrap
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+import drawn
 from attnlib import (
     BaseAttention,
     FlashAttention,
@@ -32,12 +34,9 @@ KINDS = {
     "Gemma": SIZES,
     "Gemma2": {**SIZES, "sliding_window": 5, "query_pre_attn_scalar": 16},
     "Gemma3Text": {**SIZES, "sliding_window": 5},
-    "GptOss": {
-        **SIZES,
-        **{"sliding_window": 5, "num_local_experts": 4, "num_experts_per_tok": 2},
-    },
+    "GptOss": {**SIZES, "sliding_window": 5, "initializer_range": 0.3},
 }
-KINDS["GptOss"] |= {"initializer_range": 0.3}
+KINDS["GptOss"] |= {"num_local_experts": 4, "num_experts_per_tok": 2}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 
 
@@ -105,8 +104,29 @@ def make(transformers):
     return build
 
 
-def close(found, expected, atol=2e-5):
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+close = partial(drawn.close, atol=2e-5)
+
+
+def each_guest(model):
+    """Their names; the model attends by one after the other."""
+    for name in GUESTS:
+        model.set_attn_implementation(name)
+        yield name
+
+
+def caches(transformers, model):
+    yield transformers.DynamicCache(config=model.config)
+    yield transformers.StaticCache(config=model.config, max_cache_len=20)
+
+
+def in_pieces(model, cache, real=None, ends=(4, 9, 10)):
+    """Logits of a text that is read piece by piece."""
+    logits = []
+    for a, b in itertools.pairwise((0, *ends, 11)):
+        mask = None if real is None else real[:, :b]
+        piece = model(IDS[:, a:b], attention_mask=mask, past_key_values=cache)
+        logits.append(piece.logits)
+    return torch.cat(logits, dim=1)
 
 
 def results(model, name, real, **inputs):
@@ -132,17 +152,22 @@ def test_logits_and_gradients(make, kind, side):
             close(given[parameter], gradient)
 
 
+def greedy(model, tokens, **options):
+    options |= {"do_sample": False, "disable_compile": True}
+    return model.generate(
+        IDS, attention_mask=REAL["left"], max_new_tokens=tokens, **options
+    )
+
+
 @each_kind
 @pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
 def test_greedy_text(make, kind, cache):
     model = make(kind)
-    options = {"max_new_tokens": 12, "do_sample": False, "disable_compile": True}
-    options |= {"use_cache": False} if cache == "none" else {"cache_implementation": cache}
-    texts = {}
-    for name in ("eager", *GUESTS):
-        model.set_attn_implementation(name)
-        texts[name] = model.generate(IDS, attention_mask=REAL["left"], **options)
-        assert torch.equal(texts[name], texts["eager"]), name
+    model.set_attn_implementation("eager")
+    options = {"use_cache": False} if cache == "none" else {"cache_implementation": cache}
+    expected = greedy(model, 12, **options)
+    for name in each_guest(model):
+        assert torch.equal(greedy(model, 12, **options), expected), name
 
 
 @each_kind
@@ -151,19 +176,9 @@ def test_a_text_in_pieces(transformers, make, kind):
     model = make(kind)
     with torch.no_grad():
         whole = model(IDS).logits
-        for name in GUESTS:
-            model.set_attn_implementation(name)
-            for cache in (
-                transformers.DynamicCache(config=model.config),
-                transformers.StaticCache(config=model.config, max_cache_len=20),
-            ):
-                here = torch.ones(3, 11, dtype=torch.long)
-                pieces = [(0, 4), (4, 9), (9, 10), (10, 11)]
-                logits = [
-                    model(IDS[:, a:b], attention_mask=here[:, :b], past_key_values=cache)
-                    for a, b in pieces
-                ]
-                close(torch.cat([x.logits for x in logits], dim=1), whole)
+        for _ in each_guest(model):
+            for cache in caches(transformers, model):
+                close(in_pieces(model, cache, REAL["nothing padded"]), whole)
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3", "Gemma"])  # without windows
@@ -174,24 +189,19 @@ def test_a_quantized_cache(transformers, make, kind, side):
     Now and then round-off tips a number over to the next one of 8 bits; so what is compared
     is how far the logits are from those of sdpa, on average, with how much the bits change.
     """
-    model = make(kind)
-    real = REAL[side]
+    model, real = make(kind), REAL[side]
 
-    def logits(name, cache):
-        model.set_attn_implementation(name)
-        given = [
-            model(IDS[:, a:b], attention_mask=real[:, :b], past_key_values=cache).logits
-            for a, b in ((0, 7), (7, 8), (8, 10), (10, 11))
-        ]
-        return torch.cat(given, dim=1)[real.bool()]
+    def logits(cache):
+        return in_pieces(model, cache, real, ends=(7, 8, 10))[real.bool()]
 
     with torch.no_grad():
-        exact = logits("sdpa", transformers.DynamicCache(config=model.config))
-        expected = logits("sdpa", transformers.QuantizedCache("fp8", model.config))
+        model.set_attn_implementation("sdpa")
+        exact = logits(transformers.DynamicCache(config=model.config))
+        expected = logits(transformers.QuantizedCache("fp8", model.config))
         change = (expected - exact).abs().mean()
         assert change > 1e-3
-        for name in GUESTS:
-            found = logits(name, transformers.QuantizedCache("fp8", model.config))
+        for name in each_guest(model):
+            found = logits(transformers.QuantizedCache("fp8", model.config))
             assert (found - expected).abs().mean() < 0.05 * change, name
 
 
@@ -202,20 +212,11 @@ def test_scores_that_depend_on_places_with_every_cache(transformers, make, kind)
     model.set_attn_implementation(hf.register("near", Near()))
     with torch.no_grad():
         whole = model(IDS).logits
-        for cache in (
-            transformers.DynamicCache(config=model.config),
-            transformers.StaticCache(config=model.config, max_cache_len=20),
-        ):
-            pieces = [(0, 4), (4, 9), (9, 10), (10, 11)]
-            logits = [model(IDS[:, a:b], past_key_values=cache).logits for a, b in pieces]
-            close(torch.cat(logits, dim=1), whole)
+        for cache in caches(transformers, model):
+            close(in_pieces(model, cache), whole)
     texts = [
-        model.generate(
-            IDS, attention_mask=REAL["left"], max_new_tokens=8, do_sample=False,
-            cache_implementation=cache, disable_compile=True,
-        )
-        for cache in ("dynamic", "static")
-    ]  # fmt: skip
+        greedy(model, 8, cache_implementation=cache) for cache in ("dynamic", "static")
+    ]
     assert torch.equal(*texts)
 
 
@@ -250,31 +251,12 @@ def test_models_that_have_an_attention_of_their_own_are_left_alone(make):
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Gemma2", "GptOss"])
-def test_training_gives_the_same_losses(make, kind):
-    curves = []
-    for name in ("eager", *GUESTS):
-        model = make(kind).train()
-        model.set_attn_implementation(name)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        curves.append([])
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = model(IDS, attention_mask=REAL["right"], labels=IDS).loss
-            loss.backward()
-            optimizer.step()
-            curves[-1].append(loss.item())
-    for curve in curves[1:]:
-        assert curve == pytest.approx(curves[0], abs=1e-3)
-
-
 def test_bfloat16(make):
     model = make("Llama").bfloat16()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(IDS).logits
-        for name in GUESTS:
-            model.set_attn_implementation(name)
+        for _ in each_guest(model):
             found = model(IDS).logits
             assert found.dtype == torch.bfloat16
             close(found, expected, atol=0.15)
@@ -294,8 +276,7 @@ def test_encoders_and_cross_attention(make):
             model.set_attn_implementation("eager")
             expected = model(IDS, attention_mask=real, **inputs).logits
             chosen = slice(None) if inputs else real.bool()
-            for name in GUESTS:
-                model.set_attn_implementation(name)
+            for _ in each_guest(model):
                 found = model(IDS, attention_mask=real, **inputs).logits
                 close(found[chosen], expected[chosen])
 
@@ -327,14 +308,9 @@ def test_frozen_parameters(transformers, make):
     assert not torch.allclose(whole, plain, atol=0.01)
     whole.sum().backward()
     assert bias.bias.grad is None and model.lm_head.weight.grad is not None
-    for cache in (
-        transformers.DynamicCache(config=model.config),
-        transformers.StaticCache(config=model.config, max_cache_len=20),
-    ):
+    for cache in caches(transformers, model):
         with torch.no_grad():
-            cut = (IDS[:, :4], IDS[:, 4:10], IDS[:, 10:])
-            pieces = [model(piece, past_key_values=cache).logits for piece in cut]
-        close(torch.cat(pieces, dim=1), whole)
+            close(in_pieces(model, cache, ends=(4, 10)), whole)
 
 
 def test_dropout(make):
@@ -346,9 +322,8 @@ def test_dropout(make):
     close(model.eval()(IDS).logits, model(IDS).logits, atol=0)
     assert GUESTS["plain"].dropout == 0 and not GUESTS["plain"].causal  # as it was
     model.train().set_attn_implementation("attnlib")
-    with pytest.raises(
-        ValueError, match=r"dropout: expected 0, since FlashAttention .* 0.5"
-    ):
+    refused = r"dropout: expected 0, since FlashAttention .* 0.5"
+    with pytest.raises(ValueError, match=refused):
         model(IDS)
     model.eval()(IDS)
 
@@ -373,11 +348,8 @@ def test_layout_and_none():
     square = torch.ones(6, 9, dtype=torch.bool).tril()
     close(call(keys=9)[0], call(keys=9, mask=square)[0])
     everything = torch.ones(6, 9, dtype=torch.bool)
-    for said in (
-        call(keys=9, is_causal=False),
-        call(keys=9, module=layer(is_causal=False)),
-    ):
-        close(said[0], call(keys=9, mask=everything)[0])
+    for said in ({"is_causal": False}, {"module": layer(is_causal=False)}):
+        close(call(keys=9, **said)[0], call(keys=9, mask=everything)[0])
 
 
 def test_numbers_as_a_mask_with_cap_and_sink():
@@ -456,15 +428,14 @@ def test_a_name_may_be_given_anew_by_us_only(transformers, make):
 
 def test_without_the_library():
     """The module can be imported, and register says what to install."""
-    script = textwrap.dedent("""
-        import sys
-
-        sys.modules["transformers"] = None  # cannot be imported
-        from attnlib import hf
-        try:
-            hf.register()
-        except ImportError as error:
-            print(error)
-    """)
+    script = """
+import sys
+sys.modules["transformers"] = None  # cannot be imported
+from attnlib import hf
+try:
+    hf.register()
+except ImportError as error:
+    print(error)
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "pip install attnlib[transformers]" in done.stdout, done.stderr

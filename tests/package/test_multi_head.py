@@ -25,6 +25,7 @@ from attnlib import (
 )
 from attnlib.parallel import HeadAttention, RingAttention
 from attnlib.testing import check_attention
+from drawn import close, each_refused
 
 
 class Guided(PhysicsGuidedAttention):
@@ -57,6 +58,9 @@ ANY, TWO_HEADS = ((), (3,), (2, 2)), ((2,), (3, 2))
 FACTORIES = {
     "scaled": (ScaledDotProductAttention, ANY),
     "scaled, causal": (lambda: ScaledDotProductAttention(causal=True), ANY),
+    "scaled, dropout": (lambda: ScaledDotProductAttention(dropout=0.3, scale=0.7), ANY),
+    "scaled, window": (lambda: ScaledDotProductAttention(window=2), ANY),
+    "scaled, all": (lambda: ScaledDotProductAttention(0.3, causal=True, window=1), ANY),
     "learned bias": (lambda: learned(False), TWO_HEADS),
     "learned bias, causal": (lambda: learned(True), TWO_HEADS),
     "physics, not guided": (PhysicsGuidedAttention, ANY),
@@ -89,172 +93,66 @@ def test_every_attention_of_the_package_is_put_through_the_suite():
 
 
 X, MEMORY = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
-REFUSED = {
-    "embed_dim that does not divide": (
-        lambda: MultiHeadAttention(10, 4),
-        ValueError,
-        "embed_dim: expected a multiple of num_heads = 4, got 10",
+TWO = MultiHeadAttention(12, 2)
+DIMS = "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), got"
+VALUES = {
+    "embed_dim: expected a multiple of num_heads = 4, got 10": lambda: MultiHeadAttention(
+        10, 4
     ),
-    "no heads": (
-        lambda: MultiHeadAttention(10, 0),
-        ValueError,
-        "embed_dim: expected a multiple of num_heads = 0, got 10",
+    "attention: expected 3 instances, one a head, got 2": lambda: MultiHeadAttention(
+        12, 3, attention=[ScaledDotProductAttention()] * 2
     ),
-    "a wrong head count": (
-        lambda: MultiHeadAttention(12, 3, attention=[ScaledDotProductAttention()] * 2),
-        ValueError,
-        "attention: expected 3 instances, one a head, got 2",
+    f"{DIMS} shape (5,)…": lambda: TWO(X, mask=torch.ones(5) > 0),
+    f"{DIMS} shape (1, 1, 1, 5, 5)…": lambda: TWO(X, mask=torch.ones(1, 1, 1, 5, 5) > 0),
+    f"{DIMS} shape (2, 5, 5); one mask for each sequence of the batch is "
+    "mask[:, None]": lambda: TWO(X, mask=torch.ones(2, 5, 5) > 0),
+    "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
+    "got shape (1, 1, 1, 5)": lambda: TWO(X[0], mask=padding_mask([5])),
+    "key: expected at least 2 dimensions, the last of 12 features, "
+    "got shape (2, 7, 11)": lambda: TWO(X, MEMORY[..., :11]),
+    "key: expected leading dimensions (2, 2) as query, got shape (1, 2, 7, 6)": lambda: TWO(
+        X, MEMORY[:1]
     ),
-    "a class that is no attention": (
-        lambda: MultiHeadAttention(12, 3, attention=nn.Linear),
-        TypeError,
-        "attention: expected a BaseAttention subclass, an instance, or a list of them, "
-        "got <class 'torch.nn.modules.linear.Linear'>",
+    "lengths: expected one number for each sequence, got [[3, 1]]": lambda: padding_mask(
+        [[3, 1]]
     ),
-    "an instance that is no attention": (
-        lambda: MultiHeadAttention(12, 3, attention=nn.Identity()),
-        TypeError,
-        "attention: expected a BaseAttention subclass, an instance, or a list of them, "
-        "got Identity()",
+    "input: …, the last of 4 features, got shape (5,)": lambda: Projection(4, 3)(
+        torch.ones(5)
     ),
-    "a list with something else": (
-        lambda: MultiHeadAttention(
-            12, 2, attention=[ScaledDotProductAttention(), "causal"]
-        ),
-        TypeError,
-        "attention: expected a BaseAttention subclass, an instance, or a list of them, "
-        "got a list with 'causal'",
+    "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (2, 5, 4)": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.ones(3, 2, 5, 4))
     ),
-    "a class that needs arguments": (
-        lambda: MultiHeadAttention(12, 2, attention=NeedsAName),
-        TypeError,
-        "attention: expected an instance, or a class that needs no argument but num_heads; "
-        "NeedsAName gives: ",
+    "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (5, 4)": (
+        lambda: LearnedBiasAttention(3, 2)(*torch.ones(3, 5, 4))
     ),
-    "the abstract class": (
-        lambda: MultiHeadAttention(12, 2, attention=BaseAttention),
-        TypeError,
-        "attention: expected an instance, or a class that needs no argument but num_heads; "
-        "BaseAttention gives: ",
-    ),
-    "a 1-D mask": (
-        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(5, dtype=torch.bool)),
-        ValueError,
-        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
-        "got shape (5,)",
-    ),
-    "a 5-D mask": (
-        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(1, 1, 1, 5, 5).bool()),
-        ValueError,
-        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
-        "got shape (1, 1, 1, 5, 5)",
-    ),
-    "a 4-D mask without a batch": (
-        lambda: MultiHeadAttention(12, 2)(X[0], mask=padding_mask([5])),
-        ValueError,
-        "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
-        "got shape (1, 1, 1, 5)",
-    ),
-    "a 3-D mask": (
-        lambda: MultiHeadAttention(12, 2)(X, mask=torch.ones(2, 5, 5, dtype=torch.bool)),
-        ValueError,
-        "mask: expected 2 dimensions (queries, keys) or 4 (batch, heads, queries, keys), "
-        "got shape (2, 5, 5); one mask for each sequence of the batch is mask[:, None]",
-    ),
-    "a wrong width": (
-        lambda: MultiHeadAttention(12, 2)(X, MEMORY[..., :11]),
-        ValueError,
-        "key: expected at least 2 dimensions, the last of 12 features, "
-        "got shape (2, 7, 11)",
-    ),
-    "another batch": (
-        lambda: MultiHeadAttention(12, 2)(X, MEMORY[:1]),
-        ValueError,
-        "key: expected leading dimensions (2, 2) as query, got shape (1, 2, 7, 6)",
-    ),
-    "a mixed dtype": (
-        lambda: MultiHeadAttention(12, 2)(X, MEMORY.double()),
-        TypeError,
-        "key: expected torch.float32 as the weights, got torch.float64",
-    ),
-    "a length beyond the maximum": (
-        lambda: padding_mask([3, 9], max_length=5),
-        ValueError,
-        "lengths: expected numbers between 0 and max_length = 5, got [3, 9]",
-    ),
-    "a negative length": (
-        lambda: padding_mask([3, -1]),
-        ValueError,
-        "lengths: expected numbers between 0 and max_length = 3, got [3, -1]",
-    ),
-    "half a word": (
-        lambda: padding_mask([2.5, 1.0]),
-        TypeError,
-        "lengths: expected whole numbers, got [2.5, 1.0]",
-    ),
-    "a mask in place of lengths": (
-        lambda: padding_mask(torch.ones(2, dtype=torch.bool)),
-        TypeError,
-        "lengths: expected whole numbers, got [True, True]",
-    ),
-    "lengths in a table": (
-        lambda: padding_mask([[3, 1]]),
-        ValueError,
-        "lengths: expected one number for each sequence, got [[3, 1]]",
-    ),
-    "no features": (
-        lambda: Projection(0, 3),
-        ValueError,
-        "in_features: expected at least 1, got 0",
-    ),
-    "a projection of the wrong width": (
-        lambda: Projection(4, 3)(torch.randn(5)),
-        ValueError,
-        "input: expected at least 1 dimensions, the last of 4 features, got shape (5,)",
-    ),
-    "a learned bias for another number of heads": (
-        lambda: LearnedBiasAttention(3, 2)(*torch.randn(3, 2, 5, 4)),
-        ValueError,
-        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (2, 5, 4)",
-    ),
-    "a learned bias for no heads": (
-        lambda: LearnedBiasAttention(3, 2)(*torch.randn(3, 5, 4)),
-        ValueError,
-        "query: expected 3 heads, shape (..., heads, tokens, d_k), got shape (5, 4)",
-    ),
-    "no distance": (
-        lambda: LearnedBiasAttention(3, 0),
-        ValueError,
-        "max_distance: expected at least 1, got 0",
-    ),
-    "a negative strength": (
-        lambda: PhysicsGuidedAttention(strength=-1.0),
-        ValueError,
-        "strength: expected a number of at least 0, got -1.0",
-    ),
-    "no floor": (
-        lambda: PhysicsGuidedAttention(floor=0.0),
-        ValueError,
-        "floor: expected a number above 0, got 0.0",
-    ),
-    "an integer residual": (
-        lambda: PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64)),
-        TypeError,
-        "residual: expected a floating-point tensor, got tensor([1, 1, 1])",
-    ),
-    "a residual that is not finite": (
-        lambda: PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan])),
-        ValueError,
-        "residual: expected finite numbers, got NaN or infinity",
+    "residual: expected finite numbers, got NaN or infinity": lambda: (
+        PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan]))
     ),
 }
-
-
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals(call, error, message, as_shipped):
-    with pytest.raises(error) as caught:
-        call()
-    assert str(caught.value).startswith(message)
+test_values = each_refused(ValueError, VALUES)
+HEAD = "attention: expected a BaseAttention subclass, an instance, or a list of them, got"
+MADE = "attention: expected an instance, or a class that needs no argument but num_heads;"
+ATTENTIONS_THAT_ARE_NONE = {
+    f"{HEAD} <class 'torch.nn.modules.linear.Linear'>": nn.Linear,
+    f"{HEAD} Identity()": nn.Identity(),
+    f"{HEAD} a list with 'causal'": [ScaledDotProductAttention(), "causal"],
+    f"{MADE} NeedsAName gives: …": NeedsAName,
+    f"{MADE} BaseAttention gives: …": BaseAttention,
+}
+test_attentions_that_are_none = each_refused(
+    TypeError,
+    ATTENTIONS_THAT_ARE_NONE,
+    lambda attention: MultiHeadAttention(12, 2, attention=attention),
+)
+TYPES = {
+    "key: …as the weights, got torch.float64": lambda: TWO(X, MEMORY.double()),
+    "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
+    "lengths: …numbers, got [True, True]": lambda: padding_mask(torch.ones(2) > 0),
+    "residual: expected a floating-point tensor, got tensor([1, 1, 1])": lambda: (
+        PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64))
+    ),
+}
+test_types = each_refused(TypeError, TYPES)
 
 
 @given(
@@ -273,13 +171,12 @@ def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
     if padded:
         lengths = torch.randint(1, keys + 1, (batch,))
         blocked = ~padding_mask(lengths, keys)[:, 0, 0]
-        masks["key_padding_mask"] = (
-            torch.zeros(batch, keys).double().masked_fill(blocked, -torch.inf)
-        )
+        added = torch.zeros(batch, keys, dtype=torch.float64)
+        masks["key_padding_mask"] = added.masked_fill(blocked, -torch.inf)
     expected, weights = theirs(query, memory, values, average_attn_weights=False, **masks)
     output, per_head = ours(query, memory, values, mask_from_torch(**masks))
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.stack(per_head, 1), weights, rtol=0, atol=1e-12)
+    close(output, expected)
+    close(torch.stack(per_head, 1), weights)
 
     output.square().sum().backward()
     expected.square().sum().backward()
@@ -290,7 +187,7 @@ def test_equal_to_torch(batch, queries, keys, heads, bias, padded, seed):
         pairs.append((torch.cat([p.b.grad for p in projections]), theirs.in_proj_bias))
         pairs.append((ours.out_proj.b.grad, theirs.out_proj.bias))
     for gradient, parameter in pairs:
-        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+        close(gradient, parameter.grad, atol=1e-10)
 
 
 def test_masks_from_torch():
@@ -318,10 +215,9 @@ def test_from_torch_keeps_mode_dropout_and_dtype_and_copies():
             parameter.zero_()
     assert all(torch.equal(a, before[name]) for name, a in ours.state_dict().items())
     for options in ({"kdim": 6}, {"add_bias_kv": True}, {"add_zero_attn": True}):
+        other = nn.MultiheadAttention(8, 2, batch_first=True, **options)
         with pytest.raises(ValueError, match="module: expected kdim and vdim of embed_dim"):
-            MultiHeadAttention.from_torch(
-                nn.MultiheadAttention(8, 2, batch_first=True, **options)
-            )
+            MultiHeadAttention.from_torch(other)
     sequence_first = nn.MultiheadAttention(8, 2)
     with pytest.raises(ValueError, match="module: expected batch_first=True"):
         MultiHeadAttention.from_torch(sequence_first)
@@ -353,27 +249,17 @@ def test_mixed_heads_equal_separate_calls():
 
 
 def test_weights_are_none_where_no_head_forms_them():
-    assert MultiHeadAttention(12, 2, attention=WithoutWeights())(X)[1] is None
-    assert (
-        MultiHeadAttention(12, 2, attention=[WithoutWeights(), WithoutWeights()])(X)[1]
-        is None
-    )
+    for attention in (WithoutWeights(), [WithoutWeights(), WithoutWeights()]):
+        assert MultiHeadAttention(12, 2, attention=attention)(X)[1] is None
 
 
 def test_subclass_instance_and_list_are_the_same_attention():
     torch.manual_seed(0)
-    layers = [
-        MultiHeadAttention(12, 2, attention=attention)
-        for attention in (
-            None,
-            ScaledDotProductAttention,
-            ScaledDotProductAttention(),
-            (ScaledDotProductAttention(), ScaledDotProductAttention()),
-        )
-    ]
-    for layer in layers[1:]:
-        layer.load_state_dict(layers[0].state_dict())
-        torch.testing.assert_close(layer(X, MEMORY)[0], layers[0](X, MEMORY)[0])
+    one = ScaledDotProductAttention
+    for attention in (one, one(), (one(), one())):
+        layer = MultiHeadAttention(12, 2, attention=attention)
+        layer.load_state_dict(TWO.state_dict())
+        torch.testing.assert_close(layer(X, MEMORY)[0], TWO(X, MEMORY)[0])
 
 
 def test_any_leading_dimensions_and_empty_sequences():
@@ -397,10 +283,8 @@ def test_a_class_that_asks_for_the_number_of_heads_gets_it():
 def test_padding_mask_is_made_where_one_says():
     assert padding_mask([1, 2], device="meta").device.type == "meta"
     assert padding_mask(torch.tensor([1], device="cpu")).device.type == "cpu"
-    assert padding_mask([1, 3], device="cpu").flatten(1).tolist() == [
-        [True, False, False],
-        [True, True, True],
-    ]
+    made = padding_mask([1, 3], device="cpu").flatten(1)
+    assert made.tolist() == [[True, False, False], [True, True, True]]
 
 
 def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan():
@@ -418,17 +302,15 @@ def test_what_print_shows():
     assert "Projection(in_features=12, out_features=12, bias=True)" in shown
     assert "LearnedBiasAttention(num_heads=3, max_distance=4, dropout=0.0," in shown
     for made, text in {
-        attnlib.Projection(3, 2, bias=False): "in_features=3, out_features=2, bias=False",
+        Projection(3, 2, bias=False): "in_features=3, out_features=2, bias=False",
         attnlib.LayerNorm(7, eps=0.1): "d_model=7, eps=0.1",
-        ScaledDotProductAttention(0.1, True, 2.0): "dropout=0.1, causal=True, scale=2.0, "
-        "window=None",
-        ScaledDotProductAttention(window=3): "dropout=0.0, causal=False, scale=None, "
-        "window=3",
+        WithoutWeights(
+            0.1, True, 2.0, window=3
+        ): "dropout=0.1, causal=True, scale=2.0, window=3",
         PhysicsGuidedAttention(2.0): "strength=2.0, floor=0.01, dropout=0.0, causal=False, "
         "scale=None, window=None",
         attnlib.FlashAttention(causal=True): "causal=True, scale=None, block_size=None, "
         "backend='auto', window=None",
-        WithoutWeights(0.5): "dropout=0.5, causal=False, scale=None, window=None",
     }.items():
         assert repr(made) == f"{type(made).__name__}({text})"
 

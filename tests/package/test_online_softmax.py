@@ -19,6 +19,7 @@ from attnlib import (
     online_attention,
 )
 from attnlib.online_softmax import finite, nonzero
+from drawn import close, each_refused
 
 LEADING = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)  # of blocks; 0: no keys
@@ -59,12 +60,6 @@ def merge_in_a_random_tree(merge, parts, seed):
     return parts[0]
 
 
-def assert_same(found, expected, atol=1e-11):
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=atol)  # equal infinities are equal
-
-
 def whole(scores, value):
     """The state of a row, and its log-sum-exp, by other means."""
     if scores.shape[-1] == 0:
@@ -98,12 +93,12 @@ def test_any_split_order_and_tree(leading, queries, sizes, d_v, kind, seed):
         merge_in_a_random_tree(merge_states, states, seed),
         online_attention(iter(blocks)),
     ):
-        assert_same(found, expected)
-        assert_same([found.lse], [lse])
+        close(found, expected, atol=1e-11)
+        close([found.lse], [lse])
     output, by_lse = merge_in_a_random_tree(
         merge_outputs, [(state.output, state.lse) for state in states], seed
     )
-    assert_same([output, by_lse], [expected[2], lse])
+    close([output, by_lse], [expected[2], lse])
 
 
 @given(LEADING, st.integers(1, 4), SIZES, MASKS, MASKS, SEEDS)
@@ -122,12 +117,12 @@ def test_laws(leading, queries, sizes, kind, other_kind, seed):
         (merge_states(none, a), a),
         (merge_states(none, none), none),
     ):
-        assert_same(merged, same, atol=0)
+        close(merged, same, atol=0)
     left, right = (
         merge_states(merge_states(a, b), c),
         merge_states(a, merge_states(b, c)),
     )
-    assert_same(left, right)
+    close(left, right)
 
 
 @given(LEADING, st.integers(1, 4), SIZES, MASKS, st.booleans(), SEEDS)
@@ -174,7 +169,7 @@ def test_gradients(leading, queries, sizes, kind, additive, seed):
         found = gradients(output, level)
         assert all(slope.isfinite().all() for slope in found)
         if slopes is not None:
-            assert_same(found, slopes)
+            close(found, slopes)
         assert not found[0][forbidden].any()
 
 
@@ -231,7 +226,7 @@ def test_float32_scores_with_shorter_values():
     torch.manual_seed(0)
     scores, value = torch.randn(3, 8), torch.randn(8, 2).half()
     expected = torch.softmax(scores, dim=-1) @ value.float()
-    assert_same([online_attention([(scores, value)]).output], [expected], atol=1e-6)
+    close([online_attention([(scores, value)]).output], [expected], atol=1e-6)
 
 
 def test_merged_values_do_not_overflow():
@@ -282,61 +277,41 @@ def test_at_most_two_blocks_are_alive():
 
 
 STATE = SoftmaxState(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3, 4))
-REFUSED = {
-    "no blocks": (
-        lambda: online_attention([]),
-        "blocks: expected at least one block, got none",
+SHAPES = "expected shapes (2, 3), (2, 3) and (2, 3, 4), got"
+VALUES = {
+    "blocks: expected at least one block, got none": lambda: online_attention([]),
+    "scores: expected at least 2 dimensions (queries, keys), got shape (3,)": lambda: (
+        block_state(torch.ones(3), torch.ones(3, 1))
     ),
-    "integers": (
-        lambda: block_state(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 1)),
-        "scores: expected a floating-point tensor, got torch.int64",
+    "value: expected at least 2 dimensions (keys, features), got shape (3,)": lambda: (
+        online_attention([(torch.ones(2, 3), torch.ones(3))])
     ),
-    "boolean values": (
-        lambda: block_state(torch.ones(2, 3), torch.ones(3, 1, dtype=torch.bool)),
-        "value: expected a floating-point tensor, got torch.bool",
+    "value: expected 3 keys as scores, got shape (1, 4)": lambda: block_state(
+        torch.ones(2, 3), torch.ones(1, 4)
     ),
-    "a row without its dimension": (
-        lambda: block_state(torch.ones(3), torch.ones(3, 1)),
-        "scores: expected at least 2 dimensions (queries, keys), got shape (3,)",
+    "value: expected leading dimensions (5,) as scores, got shape (3, 4)": lambda: (
+        block_state(torch.ones(5, 2, 3), torch.ones(3, 4))
     ),
-    "values without theirs": (
-        lambda: online_attention([(torch.ones(2, 3), torch.ones(3))]),
-        "value: expected at least 2 dimensions (keys, features), got shape (3,)",
+    "blocks: expected outputs (2, 4) as before, got (1, 4)": lambda: online_attention(
+        (torch.ones(queries, 3), torch.ones(3, 4)) for queries in (2, 1)
     ),
-    "too few values": (
-        lambda: block_state(torch.ones(2, 3), torch.ones(1, 4)),
-        "value: expected 3 keys as scores, got shape (1, 4)",
+    f"b: {SHAPES} (2, 3), (2, 3, 1) and (2, 3, 4)": lambda: merge_states(
+        STATE, STATE._replace(total=torch.ones(2, 3, 1))
     ),
-    "a missing dimension": (
-        lambda: block_state(torch.ones(5, 2, 3), torch.ones(3, 4)),
-        "value: expected leading dimensions (5,) as scores, got shape (3, 4)",
+    f"b: {SHAPES} (2, 1), (2, 1) and (2, 1, 4)": lambda: merge_states(
+        STATE, SoftmaxState(*(part[:, :1] for part in STATE))
     ),
-    "blocks for other queries": (
-        lambda: online_attention(
-            (torch.ones(queries, 3), torch.ones(3, 4)) for queries in (2, 1)
-        ),
-        "blocks: expected outputs (2, 4) as before, got (1, 4)",
-    ),
-    "a total with one dimension too many": (
-        lambda: merge_states(STATE, STATE._replace(total=torch.ones(2, 3, 1))),
-        "b: expected shapes (2, 3), (2, 3) and (2, 3, 4), got (2, 3), (2, 3, 1) and "
-        "(2, 3, 4)",
-    ),
-    "another number of queries": (
-        lambda: merge_states(STATE, SoftmaxState(*(part[:, :1] for part in STATE))),
-        "b: expected shapes (2, 3), (2, 3) and (2, 3, 4), got (2, 1), (2, 1) and (2, 1, 4)",
-    ),
-    "heads and tokens exchanged": (
-        lambda: merge_outputs(
-            (torch.ones(2, 3, 4), torch.ones(3, 2)), (torch.ones(2, 3, 4), torch.ones(2, 3))
-        ),
-        "a: expected shapes (2, 3), (2, 3) and (2, 3, 4), got (3, 2), (3, 2) and (2, 3, 4)",
+    f"a: {SHAPES} (3, 2), (3, 2) and (2, 3, 4)": lambda: merge_outputs(
+        (STATE.output, STATE.total.mT), (STATE.output, STATE.total)
     ),
 }
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals(call, message, as_shipped):
-    with pytest.raises((TypeError, ValueError)) as caught:
-        call()
-    assert str(caught.value) == message
+test_values = each_refused(ValueError, VALUES)
+TYPES = {
+    "scores: expected a floating-point tensor, got torch.int64": lambda: block_state(
+        torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 1)
+    ),
+    "value: expected a floating-point tensor, got torch.bool": lambda: block_state(
+        torch.ones(2, 3), torch.ones(3, 1) > 0
+    ),
+}
+test_types = each_refused(TypeError, TYPES)

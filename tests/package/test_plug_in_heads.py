@@ -8,18 +8,17 @@ from torch import nn
 
 from attnlib import LearnedBiasAttention, MultiHeadAttention, PhysicsGuidedAttention
 from attnlib.distance_bias import relative_positions
+from drawn import attention as attend
+from drawn import close, draw, normal, refuses
 
 
 @pytest.mark.parametrize("shape", [(4,), (), (3, 5), (1, 1, 5)])
 def test_a_residual_for_other_keys_is_refused(shape, as_shipped):
     attention = PhysicsGuidedAttention()
     attention.guide(torch.rand(shape))
-    with pytest.raises(ValueError) as caught:
+    expected = "expected one number for each of 5 keys, in a shape that broadcasts to"
+    with refuses(f"residual: {expected} (2, 5), got {shape}"):
         attention(*torch.randn(3, 2, 5, 8))
-    assert str(caught.value) == (
-        "residual: expected one number for each of 5 keys, in a shape that broadcasts to "
-        f"(2, 5), got {shape}"
-    )
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e5])
@@ -52,27 +51,20 @@ def prior_of_residual(residual, strength, floor):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (2, 6), (6, 3)])
 def test_heads_add_their_prior_to_the_scores(queries, keys, causal):
-    torch.manual_seed(0)
-    q = torch.randn(3, 2, queries, 4, dtype=torch.float64)
-    k, v = torch.randn(2, 3, 2, keys, 4, dtype=torch.float64)
-    residual = torch.randn(keys, dtype=torch.float64)
+    inputs, residual = draw(3, 2, queries=queries, keys=keys), normal(keys)
     biased = LearnedBiasAttention(2, max_distance=2, causal=causal).double()
     assert (biased.bias == 0).all()
     nn.init.normal_(biased.bias)
     guided = PhysicsGuidedAttention(1.5, 0.2, causal=causal, scale=0.3)
     guided.guide(residual)
-    i, j = torch.arange(queries)[:, None], torch.arange(keys)
-    sees = (j <= i + keys - queries) | (not causal)
     priors = (
         (biased, prior_of_distance(biased.bias.detach(), queries, keys), None),
         (guided, prior_of_residual(residual, 1.5, 0.2), 0.3),
     )
     for head, prior, scale in priors:
-        scores = q @ k.transpose(-2, -1) * (scale or 0.5) + prior
-        expected = torch.softmax(scores.masked_fill(~sees, -torch.inf), dim=-1).nan_to_num()
-        output, weights = head(q, k, v)
-        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(output, expected @ v, rtol=0, atol=1e-12)
+        output, weights = head(*inputs)
+        close(output, attend(*inputs, prior, causal=causal, scale=scale)[0])
+        close(weights @ inputs[2], output)
 
 
 def test_heads_pass_dropout_on():
@@ -81,19 +73,13 @@ def test_heads_pass_dropout_on():
         assert (output == 0).all() and torch.allclose(weights.sum(-1), torch.ones(2, 5))
 
 
-def test_guide_none_ends_the_guidance():
+@pytest.mark.parametrize("residual", [None, torch.zeros(5)])
+def test_nothing_and_zeros_do_not_guide(residual):
     attention, inputs = PhysicsGuidedAttention(), torch.randn(3, 5, 8)
     plain = attention(*inputs)[1]
     attention.guide(torch.rand(5))
     assert not torch.allclose(attention(*inputs)[1], plain)
-    attention.guide(None)
-    torch.testing.assert_close(attention(*inputs)[1], plain)
-
-
-def test_residuals_of_zero_do_not_guide():
-    attention, inputs = PhysicsGuidedAttention(), torch.randn(3, 5, 8)
-    plain = attention(*inputs)[1]
-    attention.guide(torch.zeros(5))
+    attention.guide(residual)
     torch.testing.assert_close(attention(*inputs)[1], plain)
 
 

@@ -13,20 +13,13 @@ from attnlib import (
     ScaledDotProductAttention,
     SelfAttention,
 )
+from drawn import attention, close, draw, normal, visible
 
 LEADING = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 TOKENS = st.integers(0, 6)
 MASKS = st.sampled_from(
     ["none", "boolean", "additive", "additive, with -inf", "some rows empty", "all empty"]
 )
-
-
-def draw(leading, queries, keys, d_k, d_v, seed, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((*leading, queries, d_k), (*leading, keys, d_k), (*leading, keys, d_v))
-    return [
-        torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes
-    ]
 
 
 def make_mask(kind, leading, queries, keys, seed, dtype=torch.float64):
@@ -62,23 +55,22 @@ def allows(mask):
 @example((), 0, 0, 1, 1, "none", True, 0)
 @example((2, 2), 6, 2, 8, 8, "none", True, 0)  # causal with fewer keys: empty rows
 def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed):
-    query, key, value = inputs = draw(leading, queries, keys, d_k, d_v, seed)
+    query, key, value = inputs = draw(
+        *leading, queries=queries, keys=keys, d_k=d_k, d_v=d_v, seed=seed
+    )
     mask = make_mask(kind, leading, queries, keys, seed)
     output, weights = ScaledDotProductAttention(causal=causal)(query, key, value, mask)
 
-    allowed = torch.ones(*leading, queries, keys, dtype=torch.bool)
+    allowed = visible(queries, keys, causal).expand(*leading, queries, keys)
     if mask is not None:
         allowed = allowed & allows(mask)
-    if causal:
-        i, j = torch.arange(queries)[:, None], torch.arange(keys)
-        allowed = allowed & (j <= i + keys - queries)
     some = allowed.any(dim=-1)
 
     assert not output.isnan().any() and not weights.isnan().any()
     assert (weights >= 0).all() and (weights[~allowed] == 0).all()
     torch.testing.assert_close(weights.sum(dim=-1), some.double())
     assert (output[~some] == 0).all()
-    torch.testing.assert_close(output, weights @ value, rtol=0, atol=1e-12)
+    close(output, weights @ value)
     if keys and d_v:
         spread = value[..., None, :, :].expand(*leading, queries, keys, d_v)
         low = spread.masked_fill(~allowed[..., None], torch.inf).amin(dim=-2)
@@ -86,20 +78,16 @@ def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed
         inside = (output >= low - 1e-12) & (output <= high + 1e-12)
         assert inside[some].all(), "outside the convex hull of the allowed values"
 
-    added = mask is not None and mask.is_floating_point()
-    bias = mask if added else torch.zeros((), dtype=torch.float64)
-    bias = (bias + torch.zeros(allowed.shape, dtype=torch.float64)).masked_fill(
-        ~allowed, -torch.inf
-    )
-    expected = F.scaled_dot_product_attention(*inputs, attn_mask=bias)
-    torch.testing.assert_close(output[some], expected[some], rtol=0, atol=1e-12)
+    close(output, attention(*inputs, mask, causal=causal)[0])
 
 
 @given(LEADING, st.integers(1, 6), st.integers(1, 6), MASKS, st.integers(0, 99))
 def test_gradients_are_finite_and_zero_where_nothing_is_allowed(
     leading, queries, keys, kind, seed
 ):
-    inputs = [x.requires_grad_() for x in draw(leading, queries, keys, 4, 3, seed)]
+    inputs = [
+        x.requires_grad_() for x in draw(*leading, queries=queries, keys=keys, seed=seed)
+    ]
     mask = make_mask(kind, leading, queries, keys, seed)
     output, _ = ScaledDotProductAttention()(*inputs, mask)
     gradients = torch.autograd.grad(output.square().sum(), inputs)
@@ -119,14 +107,10 @@ def test_gradients_are_finite_and_zero_where_nothing_is_allowed(
 @example((), 5, 6, "some rows empty", 1e4, torch.float32, 0)
 def test_large_scores_in_low_precision(leading, queries, keys, kind, size, dtype, seed):
     """Scores up to `size`: finite, rows sum to 1 or 0, and near the float64 result."""
-    query, key, value = draw(leading, queries, keys, 64, 3, seed)
+    query, key, value = draw(*leading, queries=queries, keys=keys, d_k=64, seed=seed)
     scores = (query @ key.mT / 8).abs()  # unscaled up to 8e4, beyond float16
     factor = math.sqrt(size / scores.max())
-    query, key, value = (
-        (factor * query).to(dtype),
-        (factor * key).to(dtype),
-        value.to(dtype),
-    )
+    query, key, value = (x.to(dtype) for x in (factor * query, factor * key, value))
     mask = make_mask(kind, leading, queries, keys, seed, dtype)
     output, weights = ScaledDotProductAttention()(query, key, value, mask)
     assert output.dtype == weights.dtype == dtype
@@ -138,93 +122,33 @@ def test_large_scores_in_low_precision(leading, queries, keys, kind, size, dtype
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_low_precision_is_near_float64(dtype):
-    query, key, value = draw((2, 3), 16, 24, 32, 8, seed=0, dtype=dtype)
+    query, key, value = draw(2, 3, queries=16, keys=24, d_k=32, d_v=8, dtype=dtype)
     exact, _ = ScaledDotProductAttention()(query.double(), key.double(), value.double())
     output, _ = ScaledDotProductAttention()(query, key, value)
     assert (output - exact).abs().max() < 8 * torch.finfo(dtype).eps
 
 
-@given(st.integers(2, 6), st.integers(1, 6), st.integers(0, 99))
-def test_strides_do_not_matter_and_inputs_are_not_written_to(queries, keys, seed):
-    inputs = draw((2,), queries, keys, 4, 3, seed)
-    strided = [x.mT.contiguous().mT for x in inputs]
-    assert keys == 1 or not strided[1].is_contiguous()
-    mask = torch.rand(queries, 2 * keys)[:, ::2] < 0.7
-    copies = [x.clone() for x in (*strided, mask)]
-    output = ScaledDotProductAttention()(*strided, mask)[0]
-    torch.testing.assert_close(output, ScaledDotProductAttention()(*inputs, mask)[0])
-    assert all(torch.equal(a, b) for a, b in zip((*strided, mask), copies, strict=True))
-
-
-@given(LEADING, st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
-def test_one_key_and_one_token(leading, queries, d_v, seed):
-    query, key, value = draw(leading, queries, 1, 4, d_v, seed)
-    output, weights = ScaledDotProductAttention()(query, key, value)
-    assert torch.equal(weights, torch.ones_like(weights))
-    assert torch.equal(output, value.expand_as(output))
-
-
-@given(LEADING, st.integers(0, 6), st.booleans(), st.integers(0, 99))
-def test_self_attention_shapes(leading, tokens, bias, seed):
-    """The shapes that chapter 2 says, with any leading dimensions."""
-    torch.manual_seed(seed)
-    x = torch.randn(*leading, tokens, 5)
-    for cls in (SelfAttention, CausalAttention):
-        layer = cls(d_in=5, d_out=3, dqv_bias=bias)
-        context_vector, attn_weights = layer(x, return_weights=True)
-        assert context_vector.shape == (*leading, tokens, 3)
-        assert attn_weights.shape == (*leading, tokens, tokens)
-        assert torch.allclose(layer(x), context_vector, rtol=0, atol=1e-6)
-        assert (layer.W_query.bias is not None) == bias
-
-
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("cls", [SelfAttention, CausalAttention])
-def test_self_attention_is_torchs_attention_of_three_maps(cls, bias):
-    torch.manual_seed(0)
-    layer = cls(d_in=5, d_out=3, dqv_bias=bias).double()
-    x = torch.randn(2, 7, 5, dtype=torch.float64)
-    roles = [
-        F.linear(x, w.weight, w.bias) for w in (layer.W_query, layer.W_key, layer.W_value)
-    ]
-    causal = cls is CausalAttention
-    expected = F.scaled_dot_product_attention(*roles, is_causal=causal)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("cls", [SelfAttention, CausalAttention])
-@given(LEADING, st.sampled_from(["boolean", "additive", "padding"]), st.integers(0, 99))
-def test_self_attention_takes_masks(cls, leading, kind, seed):
-    torch.manual_seed(seed)
-    layer, n = cls(5, 3).double(), 4
-    x = torch.randn(*leading, n, 5, dtype=torch.float64)
-    mask = {
-        "boolean": (torch.rand(n, n) < 0.5) | torch.eye(n, dtype=torch.bool),
-        "additive": torch.randn(*leading, n, n, dtype=torch.float64),
-        "padding": torch.arange(n) < 3,
-    }[kind]
+@given(LEADING, st.integers(0, 6), MASKS, st.booleans(), st.integers(0, 99))
+def test_self_attention_is_the_attention_of_three_maps(
+    cls, leading, tokens, kind, bias, seed
+):
+    layer, x = cls(5, 3, dqv_bias=bias).double(), normal(*leading, tokens, 5, seed=seed)
+    mask = make_mask(kind, leading, tokens, tokens, seed)
+    maps = (layer.W_query, layer.W_key, layer.W_value)
+    assert all((linear.bias is not None) == bias for linear in maps)
+    roles = [F.linear(x, linear.weight, linear.bias) for linear in maps]
     output, weights = layer(x, mask, return_weights=True)
-    added = torch.zeros(n, n, dtype=torch.float64)
-    added = added.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-    if cls is CausalAttention:
-        later = torch.ones(n, n, dtype=torch.bool).triu(1)
-        added = added.expand(*leading, n, n).masked_fill(later, -torch.inf)
-    roles = [layer.W_query(x), layer.W_key(x), layer.W_value(x)]
-    added = added.expand(*added.shape[:-2], n, n)
-    expected = F.scaled_dot_product_attention(*roles, attn_mask=added)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(weights @ roles[2], output, rtol=0, atol=1e-12)
-    assert torch.allclose(layer(x, mask=mask), output, rtol=0, atol=1e-6)
+    close(output, attention(*roles, mask, causal=cls is CausalAttention)[0])
+    close(weights @ roles[2], output)
+    close(layer(x, mask=mask), output)
 
 
 @given(st.integers(1, 8), st.integers(0, 99), st.data())
 def test_no_future_token_reaches_causal_attention(tokens, seed, data):
     position = data.draw(st.integers(0, tokens - 1))
     torch.manual_seed(seed)
-    layer, x = (
-        CausalAttention(4, 4).double(),
-        torch.randn(tokens, 4, dtype=torch.float64),
-    )
+    layer, x = CausalAttention(4, 4).double(), normal(tokens, 4, seed=seed)
     other = x.clone()
     other[position:] = torch.randn(tokens - position, 4, dtype=torch.float64)
     assert torch.equal(layer(other)[:position], layer(x)[:position])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from attnlib import (
     FlashAttention,
-    LanguageModel,
     MultiHeadAttention,
     RotaryPositions,
     ScaledDotProductAttention,
@@ -18,27 +17,24 @@ from attnlib import (
     rotate,
 )
 from attnlib.rotary import frequencies
+from drawn import close, each_refused, normal, small_model
 
 SEEDS = st.integers(0, 999)
+YARN = {"scaling": "yarn", "factor": 4.0, "original_length": 64}
 
 
 def oracle(x, positions, omega, interleaved, magnitude=1.0):
     """Every pair as one complex number, in float64, times e^(j · position · ω)."""
     x = x.double()
     d = x.shape[-1]
-    order = (
-        torch.arange(d).view(2, -1).T if not interleaved else torch.arange(d).view(-1, 2)
-    )
+    order = torch.arange(d)
+    order = order.view(-1, 2) if interleaved else order.view(2, -1).T
     pairs = torch.complex(*x[..., order].unbind(dim=-1))
     angle = positions.double()[..., None] * torch.tensor(omega, dtype=torch.float64)
     pairs = pairs * torch.polar(torch.full_like(angle, magnitude), angle)
     out = torch.empty_like(x)
     out[..., order] = torch.view_as_real(pairs)
     return out
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 @given(
@@ -51,7 +47,7 @@ def draw(*shape, seed=0, dtype=torch.float64):
     seed=SEEDS,
 )
 def test_as_complex_numbers(leading, tokens, pairs, base, interleaved, shared, seed):
-    x = draw(*leading, tokens, 2 * pairs, seed=seed)
+    x = normal(*leading, tokens, 2 * pairs, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     shape = (tokens,) if shared else (*leading, tokens)
     positions = torch.randint(-1000, 1000, shape, generator=generator)
@@ -63,12 +59,12 @@ def test_as_complex_numbers(leading, tokens, pairs, base, interleaved, shared, s
         rotate(x, positions.int(), base, interleaved),
         RotaryPositions(2 * pairs, base, interleaved)(x, positions),
     ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+        close(found, expected, atol=1e-9)
     assert torch.equal(x, before)
 
 
 def test_positions_default_first_and_broadcast():
-    x = draw(2, 3, 5, 8)
+    x = normal(2, 3, 5, 8)
     at = torch.arange(5)
     assert torch.equal(rotate(x), rotate(x, at))
     assert torch.equal(rotate(x, 700), rotate(x, at + 700))
@@ -78,67 +74,62 @@ def test_positions_default_first_and_broadcast():
     assert torch.equal(found[0], rotate(x[0])) and torch.equal(found[1], rotate(x[1], 9))
     torch.testing.assert_close(rotate(x[0], at[None].expand(3, 5)), rotate(x[0]))
     parts = torch.cat([rotate(x[..., :2, :], 0), rotate(x[..., 2:, :], 2)], dim=-2)
-    torch.testing.assert_close(parts, rotate(x), rtol=0, atol=1e-12)
+    close(parts, rotate(x))
 
 
 @given(SEEDS, st.integers(-500, 500), st.booleans())
 def test_scores_know_distances_only(seed, moved, interleaved):
-    q, k = draw(2, 3, 6, 16, seed=seed)
+    q, k = normal(2, 3, 6, 16, seed=seed)
     scores = rotate(q, 0, 1e4, interleaved) @ rotate(k, 0, 1e4, interleaved).mT
     again = rotate(q, moved, 1e4, interleaved) @ rotate(k, moved, 1e4, interleaved).mT
-    torch.testing.assert_close(again, scores, rtol=0, atol=1e-9)
+    close(again, scores, atol=1e-9)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients(interleaved):
-    x, dy = draw(2, 2, 5, 6).unbind()
+    x, dy = normal(2, 2, 5, 6).unbind()
     x.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: rotate(x, 3, 1e4, interleaved), x)
     assert torch.autograd.gradgradcheck(lambda x: rotate(x, 3, 1e4, interleaved), x)
     (dx,) = torch.autograd.grad(rotate(x, 3, 1e4, interleaved), x, dy)
     back = rotate(dy, -torch.arange(3, 8), 1e4, interleaved)
-    torch.testing.assert_close(dx, back, rtol=0, atol=1e-12)
+    close(dx, back)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("make", [lambda: rotate, lambda: RotaryPositions(64)])
 def test_dtypes(dtype, make):
     """Far positions, in a short dtype: only x and the result are rounded."""
-    x, positions = draw(3, 64).to(dtype), torch.tensor([1, 4097, 30011])
+    x, positions = normal(3, 64).to(dtype), torch.tensor([1, 4097, 30011])
     found = make()(x, positions)
     assert found.dtype == dtype
     expected = oracle(x, positions, frequencies(64), interleaved=False)
     atol = 0.02 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=atol)
+    close(found.double(), expected, atol=atol)
 
 
 def test_a_converted_module_keeps_its_frequencies():
     exact = torch.tensor(frequencies(64), dtype=torch.float64)
     module = RotaryPositions(64)
-    for convert, dtype in (
-        (lambda m: m.bfloat16(), torch.float32),
-        (lambda m: m.half(), torch.float32),
-        (lambda m: m.double(), torch.float64),
-        (lambda m: m.float(), torch.float32),
-    ):
-        module = convert(module)
+    for asked in (torch.bfloat16, torch.half, torch.double, torch.float):
+        module, dtype = module.to(asked), torch.promote_types(asked, torch.float32)
         assert module.omega.dtype == dtype
-        torch.testing.assert_close(module.omega, exact.to(dtype), rtol=0, atol=0)
+        assert torch.equal(module.omega, exact.to(dtype))
     assert not module.state_dict() and not list(module.parameters())
     on_meta = copy.deepcopy(module).to("meta")
     assert on_meta.omega.device.type == "meta"
     back = on_meta.to_empty(device="cpu")
-    torch.testing.assert_close(back.omega, exact.float(), rtol=0, atol=0)
+    assert torch.equal(back.omega, exact.float())
     with torch.device("meta"):
         assert RotaryPositions(8)(torch.randn(3, 8)).device.type == "meta"
 
 
 def test_autocast_keeps_the_angles():
-    model = LanguageModel(7, 4096, 32, 2, 1, positions="rotary").eval()
+    model = small_model(context_length=4096, positions="rotary").eval()
     ids = torch.randint(7, (1, 300), generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(ids)
-    torch.testing.assert_close(found.float(), model(ids), rtol=0, atol=0.1)
+    close(found.float(), model(ids), atol=0.1)
 
 
 # The rules for longer texts, each worked out by hand for d = 8 and base 10^4: ω is 1, 0.1,
@@ -171,45 +162,21 @@ def test_rules(options, expected):
     assert module.magnitude == pytest.approx(magnitude, abs=1e-15)
 
 
-def test_llama_3_1():
-    """Base 500000, 8 times 8192 tokens: 29 of 64 pairs keep their speed, 29 are slowed."""
-    module = RotaryPositions(
-        128, 500000.0, scaling="llama3", factor=8.0, original_length=8192
-    ).double()
-    omega = torch.tensor(frequencies(128, 500000.0), dtype=torch.float64)
-    wavelength = 2 * math.pi / omega
-    share = (8192 / wavelength - 1) / 3
-    between = (1 - share) * omega / 8 + share * omega
-    expected = torch.where(wavelength > 8192, omega / 8, between)
-    expected = torch.where(wavelength < 8192 / 4, omega, expected)
-    torch.testing.assert_close(module.omega, expected, rtol=1e-12, atol=0)
-    kept = module.omega / omega
-    assert (kept == 1).sum() == 29 and torch.isclose(
-        kept, torch.tensor(1 / 8).double()
-    ).sum() == 29
-
-
-def test_a_step_in_place_of_a_ramp():
-    """Where both ends of YaRN's ramp are one pair, nothing is divided by zero."""
-    module = RotaryPositions(4, base=4.0, scaling="yarn", factor=2.0, original_length=1)
-    assert module.omega.isfinite().all()
-
-
-def test_a_single_pair_is_left_alone_by_ntk():
-    module = RotaryPositions(2, scaling="ntk", factor=8.0)
-    torch.testing.assert_close(module.omega, torch.ones(1))
+def test_ends_of_the_rules():
+    """Both ends of YaRN's ramp at one pair: nothing is divided by 0; a single pair."""
+    yarn = {**YARN, "factor": 2.0, "original_length": 1}
+    assert RotaryPositions(4, base=4.0, **yarn).omega.isfinite().all()
+    assert RotaryPositions(2, scaling="ntk", factor=8.0).omega.tolist() == [1.0]
 
 
 def test_magnitude_can_be_given():
-    x, options = draw(5, 8), {"scaling": "yarn", "factor": 4.0, "original_length": 64}
+    x = normal(5, 8)
     length = x.norm(dim=-1)
     for magnitude, expected in ((None, 1 + 0.1 * math.log(4)), (1.0, 1.0), (2.0, 2.0)):
-        found = RotaryPositions(8, magnitude=magnitude, **options)(x, 3).norm(dim=-1)
+        found = RotaryPositions(8, magnitude=magnitude, **YARN)(x, 3).norm(dim=-1)
         torch.testing.assert_close(found, expected * length)
-    made = repr(RotaryPositions(8, **options))
-    assert made == (
-        "RotaryPositions(8, base=10000.0, interleaved=False, scaling='yarn', factor=4.0)"
-    )
+    shown = "8, base=10000.0, interleaved=False, scaling='yarn', factor=4.0"
+    assert repr(RotaryPositions(8, **YARN)) == f"RotaryPositions({shown})"
 
 
 # In the layers
@@ -224,7 +191,7 @@ def test_multi_head_attention(attention):
     turned = MultiHeadAttention(8, 2, attention, rotary=RotaryPositions(4))
     turned.load_state_dict(plain.state_dict())
     plain, turned = plain.double(), turned.double()
-    x = draw(3, 5, 8)
+    x = normal(3, 5, 8)
     together = turned(x, positions=torch.zeros(5, dtype=torch.long))[0]
     torch.testing.assert_close(together, plain(x)[0])
     assert (turned(x)[0] - plain(x)[0]).abs().max() > 1e-3
@@ -240,7 +207,7 @@ def test_new_queries_stand_at_the_end():
     torch.manual_seed(0)
     heads = ScaledDotProductAttention(causal=True)
     layer = MultiHeadAttention(8, 2, heads, rotary=RotaryPositions(4)).double()
-    x = draw(3, 7, 8)
+    x = normal(3, 7, 8)
     whole = layer(x)[0]
     torch.testing.assert_close(layer(x[:, 5:], x)[0], whole[:, 5:])
     torch.testing.assert_close(layer(x[:, 5:], x, positions=5)[0], whole[:, 5:])
@@ -251,7 +218,7 @@ def test_any_callable_turns():
     layer = MultiHeadAttention(8, 2, rotary=lambda x, positions: rotate(x, positions, 50.0))
     same = MultiHeadAttention(8, 2, rotary=RotaryPositions(4, 50.0))
     same.load_state_dict(layer.state_dict())
-    x = draw(2, 5, 8, dtype=torch.float32)
+    x = normal(2, 5, 8, dtype=torch.float32)
     torch.testing.assert_close(layer(x)[0], same(x)[0])
 
 
@@ -261,22 +228,21 @@ def test_block(norm_first):
     turn = RotaryPositions(4)
     block = TransformerBlock(8, 2, norm_first=norm_first, rotary=turn).double()
     assert block.attention.rotary is turn
-    x = draw(2, 5, 8)
+    x = normal(2, 5, 8)
     torch.testing.assert_close(block(x, positions=40), block(x))
     assert (block(x, positions=torch.arange(5) * 3) - block(x)).abs().max() > 1e-4
 
 
 def test_language_model():
-    torch.manual_seed(0)
-    model = LanguageModel(7, 12, 8, 2, 2, positions="rotary").double()
-    assert isinstance(model.positions, RotaryPositions) and model.positions.d_k == 4
+    model = small_model(positions="rotary").double()
+    assert isinstance(model.positions, RotaryPositions) and model.positions.d_k == 8
     assert all(block.attention.rotary is model.positions for block in model.blocks)
     assert not any("positions" in name for name in model.state_dict())
     ids = torch.tensor([[3, 1, 4, 1, 5, 2, 6]])
     changed = model(ids)[:, 2:] - model(ids.roll(1, dims=1))[:, 2:]
     assert changed.abs().max() > 1e-3  # the order counts
-    own = RotaryPositions(4, 500.0, interleaved=True)
-    other = LanguageModel(7, 12, 8, 2, 2, positions=own).double()
+    own = RotaryPositions(8, 500.0, interleaved=True)
+    other = small_model(positions=own).double()
     other.load_state_dict(model.state_dict())
     assert other.positions is own
     assert (other(ids) - model(ids)).abs().max() > 1e-4
@@ -289,192 +255,88 @@ def test_language_model():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_without_rotary_nothing_has_changed():
-    """The random numbers of a new model are drawn as before."""
-    torch.manual_seed(0)
-    model = LanguageModel(7, 12, 8, 2, 2)
-    after = torch.rand(1)
-    torch.manual_seed(0)
-    again = LanguageModel(7, 12, 8, 2, 2, positions="learned")
-    assert torch.equal(torch.rand(1), after)
-    assert set(model.state_dict()) == set(again.state_dict())
-    assert model.positions.shape == (12, 8)
+def test_without_rotary_nothing_turns():
+    model = small_model(positions="learned")
+    assert model.positions.shape == (12, 16)
     assert all(block.attention.rotary is None for block in model.blocks)
 
 
 def test_export_compile_vmap(as_shipped):
-    torch.manual_seed(0)
-    model = LanguageModel(7, 32, 8, 2, 1, positions="rotary").eval()
-    ids = torch.randint(7, (2, 6))
-    tokens = torch.export.Dim("tokens", min=2, max=32)
-    sizes = ({1: tokens},)
+    model, ids = small_model(positions="rotary").eval(), torch.randint(7, (2, 6))
+    sizes = ({1: torch.export.Dim("tokens", min=2, max=12)},)
     program = torch.export.export(model, (ids,), dynamic_shapes=sizes, strict=False)
-    exported = program.module()
-    longer = torch.randint(7, (2, 11))
-    for text in (ids, longer):
-        torch.testing.assert_close(exported(text), model(text))
-    x = draw(3, 2, 5, 8, dtype=torch.float32)
+    for text in (ids, torch.randint(7, (2, 11))):
+        torch.testing.assert_close(program.module()(text), model(text))
+    x = normal(3, 2, 5, 8, dtype=torch.float32)
     for turns in (rotate, RotaryPositions(8)):
-        mapped = torch.func.vmap(turns)(x)
-        torch.testing.assert_close(mapped, turns(x))
+        torch.testing.assert_close(torch.func.vmap(turns)(x), turns(x))
         at = torch.randint(50, (3, 5))
-        mapped = torch.func.vmap(turns)(x, at)
-        torch.testing.assert_close(mapped, turns(x, at[:, None]))
+        torch.testing.assert_close(torch.func.vmap(turns)(x, at), turns(x, at[:, None]))
         compiled = torch.compile(turns, fullgraph=True, backend="eager")
         for positions in (0, 3, torch.arange(5) + 2):
             torch.testing.assert_close(compiled(x, positions), turns(x, positions))
 
 
 X = torch.randn(2, 3, 5, 8)
-REFUSED = {
-    "an odd width": (
-        lambda: rotate(X[..., :7]),
-        ValueError,
-        "x: expected an even number of features, in pairs, got shape (2, 3, 5, 7)",
+FLAT = RotaryPositions(4)
+BROADCAST = (
+    "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), got"
+)
+VALUES = {
+    "x: expected an even number of features, in pairs, got shape (5, 7)": lambda: rotate(
+        X[0, 0, :, :7]
     ),
-    "no tokens": (
-        lambda: rotate(X[0, 0, 0]),
-        ValueError,
-        "x: expected at least 2 dimensions (tokens, features), got shape (8,)",
+    "x: expected at least 2 dimensions (tokens, features), got shape (8,)": lambda: rotate(
+        X[0, 0, 0]
     ),
-    "integers for x": (
-        lambda: rotate(X.long()),
-        TypeError,
-        "x: expected a floating-point tensor, got torch.int64",
+    "x: expected 4 features, got shape (2, 3, 5, 8)": lambda: FLAT(X),
+    f"{BROADCAST} (4,)": lambda: rotate(X, torch.arange(4)),
+    f"{BROADCAST} (1,)": lambda: rotate(X, torch.tensor([7])),
+    # A batch of positions, which would mean heads.
+    "positions: …to (2, 2, 5), got (2, 5)": lambda: rotate(
+        X[:, :2], torch.zeros(2, 5, dtype=torch.long)
     ),
-    "another width": (
-        lambda: RotaryPositions(4)(X),
-        ValueError,
-        "x: expected 4 features, got shape (2, 3, 5, 8)",
+    "positions: expected device cpu, got meta": lambda: rotate(
+        X, torch.arange(5, device="meta")
     ),
-    "floating positions": (
-        lambda: rotate(X, torch.arange(5.0)),
-        TypeError,
-        "positions: expected a tensor of int64 or int32, or one integer, got torch.float32",
+    "base: expected above 1, got 1.0": lambda: rotate(X, 0, 1.0),
+    "d_k: expected an even number of features, got 7": lambda: RotaryPositions(7),
+    "d_k: …even number of features, got 3": lambda: small_model(
+        embed_dim=6, positions="rotary"
     ),
-    "a truth value": (
-        lambda: rotate(X, True),
-        TypeError,
-        "positions: expected a tensor of int64 or int32, or one integer, got True",
+    "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', "
+    "got 'dynamic'": lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
+    "factor: expected at least 1, got 0.5": lambda: RotaryPositions(
+        8, scaling="linear", factor=0.5
     ),
-    "a list": (
-        lambda: rotate(X, [0, 1, 2, 3, 4]),
-        TypeError,
-        "positions: expected a tensor of int64 or int32, or one integer, got "
-        "[0, 1, 2, 3, 4]",
+    "factor: expected 1, as there is no scaling, got 2.0": lambda: RotaryPositions(
+        8, factor=2.0
     ),
-    "too few positions": (
-        lambda: rotate(X, torch.arange(4)),
-        ValueError,
-        "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), "
-        "got (4,)",
+    "original_length: expected the tokens of a text in training, for 'yarn', "
+    "got None": lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
+    "turns: expected two positive numbers that rise, got (32.0, 1.0)": lambda: (
+        RotaryPositions(8, **YARN, turns=(32.0, 1.0))
     ),
-    "one position for all tokens": (
-        lambda: rotate(X, torch.tensor([7])),
-        ValueError,
-        "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), "
-        "got (1,)",
+    "positions: expected None, since nothing here turns by positions; give rotary to "
+    "the constructor": lambda: MultiHeadAttention(8, 2)(X[0], positions=3),
+    "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), "
+    "got (6,)": lambda: MultiHeadAttention(8, 2, rotary=FLAT)(
+        X[0], positions=torch.arange(6)
     ),
-    "a batch of positions, which would mean heads": (
-        lambda: rotate(X[:, :2], torch.zeros(2, 5, dtype=torch.long)),
-        ValueError,
-        "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 2, 5), "
-        "got (2, 5)",
-    ),
-    "positions elsewhere": (
-        lambda: rotate(X, torch.arange(5, device="meta")),
-        ValueError,
-        "positions: expected device cpu, got meta",
-    ),
-    "a number for interleaved": (
-        lambda: rotate(X, 0, 1e4, 1),
-        TypeError,
-        "interleaved: expected True or False, got 1",
-    ),
-    "a base of 1": (
-        lambda: rotate(X, 0, 1.0),
-        ValueError,
-        "base: expected above 1, got 1.0",
-    ),
-    "an odd d_k": (
-        lambda: RotaryPositions(7),
-        ValueError,
-        "d_k: expected an even number of features, got 7",
-    ),
-    "unknown scaling": (
-        lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
-        ValueError,
-        "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', got 'dynamic'",
-    ),
-    "a factor below 1": (
-        lambda: RotaryPositions(8, scaling="linear", factor=0.5),
-        ValueError,
-        "factor: expected at least 1, got 0.5",
-    ),
-    "a factor without a rule": (
-        lambda: RotaryPositions(8, factor=2.0),
-        ValueError,
-        "factor: expected 1, as there is no scaling, got 2.0",
-    ),
-    "no length": (
-        lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
-        ValueError,
-        "original_length: expected the tokens of a text in training, for 'yarn', got None",
-    ),
-    "turns that fall": (
-        lambda: RotaryPositions(
-            8, scaling="yarn", factor=2.0, original_length=9, turns=(32.0, 1.0)
-        ),
-        ValueError,
-        "turns: expected two positive numbers that rise, got (32.0, 1.0)",
-    ),
-    "a class for rotary": (
-        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions),
-        TypeError,
-        "rotary: expected an object to call, such as RotaryPositions(d_k), got <class",
-    ),
-    "a name for rotary": (
-        lambda: TransformerBlock(8, 2, rotary="rotary"),
-        TypeError,
-        "rotary: expected an object to call, such as RotaryPositions(d_k), got 'rotary'",
-    ),
-    "positions that nothing uses": (
-        lambda: MultiHeadAttention(8, 2)(X[0], positions=3),
-        ValueError,
-        "positions: expected None, since nothing here turns by positions; give rotary to "
-        "the constructor",
-    ),
-    "positions of another text": (
-        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions(4))(
-            X[0], positions=torch.arange(6)
-        ),
-        ValueError,
-        "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), "
-        "got (6,)",
-    ),
-    "heads of another width": (
-        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions(8))(X[0]),
-        ValueError,
-        "x: expected 8 features, got shape (3, 2, 5, 4)",
-    ),
-    "heads of an odd width": (
-        lambda: LanguageModel(7, 5, 6, 2, 1, positions="rotary"),
-        ValueError,
-        "d_k: expected an even number of features, got 3",
-    ),
-    "unknown positions": (
-        lambda: LanguageModel(7, 5, 8, 2, 1, positions="rotated"),
-        ValueError,
-        "positions: expected one of 'learned', 'sinusoidal', 'rotary', or a module that "
-        "turns, got 'rotated'",
-    ),
+    "x: …8 features, got shape (3, 2, 5, 4)": lambda: MultiHeadAttention(
+        8, 2, rotary=RotaryPositions(8)
+    )(X[0]),
 }
-
-
-@pytest.mark.usefixtures("as_shipped")
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case):
-    call, kind, message = REFUSED[case]
-    with pytest.raises(kind) as caught:
-        call()
-    assert str(caught.value).startswith(message)
+test_values = each_refused(ValueError, VALUES)
+WHOLE = "positions: expected a tensor of int64 or int32, or one integer, got"
+OBJECT = "rotary: expected an object to call, such as RotaryPositions(d_k), got"
+TYPES = {
+    "x: expected a floating-point tensor, got torch.int64": lambda: rotate(X.long()),
+    f"{WHOLE} torch.float32": lambda: rotate(X, torch.arange(5.0)),
+    f"{WHOLE} True": lambda: rotate(X, True),
+    f"{WHOLE} [0, 1, 2, 3, 4]": lambda: rotate(X, [0, 1, 2, 3, 4]),
+    "interleaved: expected True or False, got 1": lambda: rotate(X, 0, 1e4, 1),
+    f"{OBJECT} <class …": lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions),
+    f"{OBJECT} 'rotary'": lambda: TransformerBlock(8, 2, rotary="rotary"),
+}
+test_types = each_refused(TypeError, TYPES)

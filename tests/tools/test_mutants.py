@@ -16,6 +16,12 @@ MODULE = """def larger(a, b=1):
     # Which of two numbers is larger?
     return a if a > b else b
 """
+FREEZES = """import gc
+
+
+def pytest_collection_finish():
+    gc.freeze()
+"""
 TESTS = """from attnlib.three import larger
 
 
@@ -30,6 +36,7 @@ def test_a_mutant_that_no_test_notices_is_told(tmp_path):
     for name, text in {
         "attnlib/__init__.py": "",
         "attnlib/three.py": MODULE,
+        "tests/conftest.py": FREEZES,  # as that of this repository
         "tests/test_three.py": TESTS,
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
