@@ -246,7 +246,7 @@ def test_logits_of_the_last_tokens_only(as_shipped):
 @pytest.mark.skipif(
     sys.platform == "win32", reason="torch.compile needs vcvars64.bat called first there"
 )
-@pytest.mark.thorough
+@pytest.mark.costly("compile/block")
 def test_compile(as_shipped):
     block = TransformerBlock(16, 2).double()
     x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
@@ -290,7 +290,7 @@ def test_trains_like_its_twin_of_torch_parts(benchmark, tmp_path):
     close(logs[0], logs[1], atol=1e-6)  # kept as float32
 
 
-@pytest.mark.thorough
+@pytest.mark.costly("training/train_text", "benchmarks/train_text.py")
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(benchmark, tmp_path):
     train_text = benchmark("train_text")
     options = train_text.parse([*RUN, "--checkpoints", str(tmp_path / "killed")])
