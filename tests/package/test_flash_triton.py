@@ -605,7 +605,9 @@ T4 = ' on a GPU of compute capability 7.5; backend="torch" has tiles for all'
          "query: expected a GPU of compute capability 7.5 or higher, got (7, 0)"),
     ],
 )  # fmt: skip
-def test_what_an_older_gpu_takes(monkeypatch, change, capability, version, words):
+def test_what_an_older_gpu_takes(
+    as_shipped, monkeypatch, change, capability, version, words
+):
     """A T4 16 and 32 bits, but no bfloat16."""
     monkeypatch.setattr(f"{ROOM}.interpreted", lambda: False)
     monkeypatch.setattr(f"{ROOM}.capability_of", lambda tensor: capability)
