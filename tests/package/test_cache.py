@@ -461,12 +461,8 @@ def model_with(cache, ids=ONE):
 
 
 ROOM = "tokens after the {} in the cache, which with context_length has room for {}, got {}"
-LONG = (
-    "with a cache, as the model or its cache has room for {} tokens and ids has 4, got {}"
-)
-EACH = (
-    "padding: expected one number for each sequence of ids (batch, tokens), got shape (1,)"
-)
+LONG = "with a cache, as the model or its cache has room for {} tokens and ids has 4, got"
+EACH = "padding: expected one number for each sequence of ids (batch, tokens), got shape"
 VALUE_ERRORS = [
     (lambda: KVCache(0), "capacity: expected at least 1, got 0"),
     (lambda: KVCache(3).append(KEY[0, 0, 0], VALUE),
