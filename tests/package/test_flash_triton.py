@@ -176,12 +176,6 @@ def test_the_widest_window_gives_the_same_bits():
             assert torch.equal(found, plain)
 
 
-@pytest.mark.parametrize("leading", [(3,), (2, 1, 2)])
-def test_leading_dimensions(leading):
-    """Any number of them."""
-    judge(small(5, 6, leading=leading), causal=True)
-
-
 def strided(kind, tokens, dim):
     """A (2, 2, tokens, dim) view that is not contiguous."""
     if kind == "tokens first":
