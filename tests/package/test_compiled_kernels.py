@@ -38,13 +38,13 @@ SPILL_LIMIT = {128: 112, 256: 120}
 OTHER_SPILL_LIMIT = 320  # the settings were chosen for no mask, and no heads that share
 
 # Kernels for few queries have one setting for all GPUs, of which 8.6 is the smallest.
-FEW_QUERIES = ("split", "merge", "paged")
+FEW_QUERIES = ("split", "merge", "paged", "fold")
 FEW_SHARED_LIMIT, FEW_SPILL_LIMIT = 99 * 1024, 40
 
 
 def limits(row):
     """Bytes of shared memory, bytes spilled, and the instruction that multiplies tiles."""
-    multiplies = row["kernel"] not in ("statistics", "merge")
+    multiplies = row["kernel"] not in ("statistics", "merge", "fold")
     if row["kernel"] in FEW_QUERIES:
         wanted = "mma.sync" if multiplies and row["dtype"] != "fp32" else None
         return FEW_SHARED_LIMIT, FEW_SPILL_LIMIT, wanted
@@ -160,7 +160,10 @@ def test_split(capability):
 def test_paged(capability):
     """Each dtype and width, one query and many, pages of a power of two and others."""
     rows = compiled("paged_kernels.py", str(capability))
-    assert len(rows) == 2 * (3 * 3 * 2 + 2) and {r["kernel"] for r in rows} > {"paged"}
+    assert len(rows) == 2 * (3 * 3 * 2 + 2) and {r["kernel"] for r in rows} == {
+        "paged",
+        "fold",
+    }
     assert not unfit(rows)
 
 
@@ -387,6 +390,7 @@ SPLIT = {"kernel": "split", "tensor_core": ["mma.sync"]}
         (SPLIT | {"tensor_core": []}, ["no mma.sync"]),
         (SPLIT | {"tensor_core": [], "dtype": "fp32"}, []),
         (SPLIT | {"tensor_core": [], "kernel": "merge"}, []),
+        (SPLIT | {"tensor_core": [], "kernel": "fold"}, []),
         (SPLIT | {"tensor_core": [], "kernel": "paged"}, ["no mma.sync"]),
     ],
 )  # fmt: skip
