@@ -6,7 +6,7 @@ finds types and constants by itself. Registers and spills are from the assembler
     python benchmarks/split_kernels.py            writes results/split_kernels.json
     python benchmarks/split_kernels.py --json     prints it, one kernel a line
     python benchmarks/split_kernels.py --json 90  the same for one compute capability
-    python benchmarks/split_kernels.py --all      prints every variant
+    python benchmarks/split_kernels.py --all      prints every dtype, width and mask
     ... --all --json 90                           the same for one compute capability
 """
 
@@ -46,14 +46,13 @@ class Case(NamedTuple):
 
 
 def cases(which: str) -> list[Case]:
-    """The record, or every variant of the kernels."""
-    if which == "record":
-        found = itertools.product(CAPABILITIES, ("fp16",), (64, 128, 256), (8, 32))
-        return [Case(*case) for case in found]
-    masks, causal = ("none", "boolean", "additive", "window"), (False, True)
-    found = itertools.product(
-        CAPABILITIES, DTYPES, (16, 64, 96, 128, 256), (1, 8, 32), masks, causal
-    )
+    """The record; or it and each dtype with each width, each mask with either direction."""
+    found = [*itertools.product(CAPABILITIES, ("fp16",), (64, 128, 256), (8, 32))]
+    if which == "all":
+        masks, causal = ("none", "boolean", "additive", "window"), (False, True)
+        wide = DTYPES, (16, 64, 96, 128, 256), (1, 32), ("additive",), (True,)
+        found += itertools.product(CAPABILITIES, *wide)
+        found += itertools.product(CAPABILITIES, ("fp16",), (128, 256), (8,), masks, causal)
     return [Case(*case) for case in found]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attnlib import LanguageModel
 
@@ -65,7 +67,7 @@ def attention(
 
     They are 0 and −inf for a query that sees nothing.
     """
-    group = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
+    group = query.shape[-3] // max(1, key.shape[-3]) if query.dim() > 2 else 1
     if group > 1:
         key, value = (x.repeat_interleave(group, dim=-3) for x in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -160,3 +162,45 @@ def run_compiled(*command):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def agree(attend, inputs, mask=None, atol=1e-11, **options):
+    """Asserts that an attention and its gradients are those of the definitions in float64.
+
+    It returns the output, or also the log-sum-exp, and leaves its inputs as they are. The
+    gradient of a mask that wants one is compared, too.
+    """
+    given = inputs if mask is None or not mask.requires_grad else [*inputs, mask]
+    ours, exact = leaves(given), leaves(given, torch.float64)
+    own = wide = mask
+    if len(given) > 3:
+        own, wide = ours[3], exact[3]
+    elif mask is not None and mask.is_floating_point():
+        wide = mask.double()
+    found = attend(*ours[:3], own, **options)
+    expected = attention(*exact[:3], wide, **options)
+    found = found if isinstance(found, tuple) else (found,)
+    expected = expected[: len(found)]
+    assert found[0].dtype == inputs[0].dtype
+    close([x.double() for x in found], list(expected), atol=atol, rtol=atol)
+    coming = [normal(*x.shape, seed=9) for x in found]
+    own = [y.to(x.dtype) for x, y in zip(found, coming, strict=True)]
+    found = torch.autograd.grad(found, ours, own, materialize_grads=True)
+    expected = torch.autograd.grad(expected, exact, coming, materialize_grads=True)
+    for x, y in zip(found, expected, strict=True):
+        size = max(1.0, y.abs().max().item()) if y.numel() else 1.0
+        close(x.double(), y, atol=atol * size, rtol=atol)
+    assert all(map(torch.equal, ours, given)), "an input was written to"
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers of any tensor that an operation has made, and not as a view."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if not any(returned.alias_info for returned in operation._schema.returns):
+            made = [x.numel() for x in tree_leaves(result) if torch.is_tensor(x)]
+            self.numbers = max([self.numbers, *made])
+        return result

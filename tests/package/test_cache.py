@@ -1,17 +1,14 @@
 """The cache: any split gives the same, texts token for token, the suite, refusals."""
 
-import math
-from typing import ClassVar
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import drawn
 from attnlib import (
     FlashAttention,
     KVCache,
-    LanguageModel,
     LearnedBiasAttention,
     MultiHeadAttention,
     RotaryPositions,
@@ -20,39 +17,25 @@ from attnlib import (
 )
 from attnlib.testing import check_cache
 from attnlib.transformer import padded_places
+from drawn import close, normal, refuses
 
-SIZES = {"vocab_size": 11, "context_length": 20, "embed_dim": 16, "num_heads": 2}
 HEADS = {
     "fused": ScaledDotProductAttention(causal=True),
     "flash": FlashAttention(causal=True),
     "tiles": FlashAttention(causal=True, backend="torch", block_size=4),
+    "window": FlashAttention(causal=True, window=3),
     "bias": LearnedBiasAttention(2, 8, causal=True),
     "one a head": [ScaledDotProductAttention(causal=True), FlashAttention(causal=True)],
 }
 
 
-def small_model(**options) -> LanguageModel:
-    torch.manual_seed(0)
-    return LanguageModel(**SIZES, num_layers=3, **options).double().eval()
+def small_model(**options):
+    options = {"context_length": 20, "num_layers": 3} | options
+    return drawn.small_model(**options).double().eval()
 
 
 def caches(model, capacity=20):
     return [KVCache(capacity) for _ in model.blocks]
-
-
-def by_formula(layer, x):
-    """Causal attention of tokens (n, d) with every head, as a loop over query and key."""
-    q, k, v = (x @ p.W + p.b for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-    width = x.shape[-1] // layer.num_heads
-    rows = []
-    for n in range(len(x)):
-        heads = []
-        for h in range(layer.num_heads):
-            part = slice(h * width, (h + 1) * width)
-            scores = [q[n, part] @ k[j, part] / math.sqrt(width) for j in range(n + 1)]
-            heads.append(torch.stack(scores).softmax(0) @ v[: n + 1, part])
-        rows.append(torch.cat(heads))
-    return torch.stack(rows) @ layer.out_proj.W + layer.out_proj.b
 
 
 # ── the class ────────────────────────────────────────────────────────────────────────
@@ -119,10 +102,70 @@ def test_a_cache_made_in_inference_mode_is_used_outside():
 # ── the suite refuses ────────────────────────────────────────────────────────────────
 
 
-class Reversed(KVCache):
+def returning(change):
+    """A cache that returns something else than what it holds."""
+
     def append(self, key, value):
-        keys, values = super().append(key, value)
-        return keys.flip(-2), values
+        return change(self, key, value, *KVCache.append(self, key, value))
+
+    return type("Returning", (KVCache,), {"append": append})
+
+
+def taking(change):
+    """A cache that takes something else than what it is given."""
+
+    def append(self, key, value):
+        return KVCache.append(self, *change(self, key, value))
+
+    return type("Taking", (KVCache,), {"append": append})
+
+
+def raising(error, message):
+    """A cache that refuses with another error."""
+
+    def append(self, key, value):
+        try:
+            return KVCache.append(self, key, value)
+        except ValueError as caught:
+            raise error(message) from caught
+
+    return type("Raising", (KVCache,), {"append": append})
+
+
+def write(cache, key, value, *returned):
+    key.mul_(2)
+    return returned
+
+
+def repeat(cache, key, value):
+    """One sequence, for the whole batch."""
+    if not cache.length or key.dim() < 3:
+        return key, value
+    held = zip((key, value), (cache.keys, cache.values), strict=True)
+    return [x.expand(*memory.shape[:-2], *x.shape[-2:]) for x, memory in held]
+
+
+def cast(cache, key, value):
+    if not cache.length or not key.is_floating_point():
+        return key, value
+    return key.to(cache.keys.dtype), value.to(cache.values.dtype)
+
+
+def by_reference(cache, key, value, *returned):
+    first = cache.length == key.shape[-2]
+    cache.pieces = [*([] if first else cache.pieces), (key, value)]
+    return tuple(torch.cat(parts, dim=-2) for parts in zip(*cache.pieces, strict=True))
+
+
+def scratch(cache, key, value, *returned):
+    """A view of one memory, filled anew at each call."""
+    if not hasattr(cache, "scratch") or cache.scratch[0].shape != cache.keys.shape:
+        cache.scratch = torch.zeros_like(cache.keys), torch.zeros_like(cache.values)
+    views = [memory[..., memory.shape[-2] - cache.length :, :] for memory in cache.scratch]
+    for memory, view, new in zip(cache.scratch, views, returned, strict=True):
+        memory.zero_()
+        view.copy_(new)
+    return tuple(views)
 
 
 class Rolling(KVCache):
@@ -133,71 +176,6 @@ class Rolling(KVCache):
             self.truncate(0)
             super().append(*old)
         return super().append(key, value)
-
-
-class Everything(KVCache):
-    def append(self, key, value):
-        super().append(key, value)
-        return self.keys, self.values
-
-
-class OnlyNew(KVCache):
-    def append(self, key, value):
-        super().append(key, value)
-        return key, value
-
-
-class NoValues(KVCache):
-    def append(self, key, value):
-        keys, _ = super().append(key, value)
-        return keys, keys[..., : value.shape[-1]]
-
-
-class Rounded(KVCache):
-    def append(self, key, value):
-        keys, values = super().append(key, value)
-        return keys.bfloat16().to(keys.dtype), values
-
-
-class Float32(KVCache):
-    def append(self, key, value):
-        keys, values = super().append(key, value)
-        return keys.float(), values.float()
-
-
-class ByReference(KVCache):
-    def append(self, key, value):
-        super().append(key, value)
-        first = self.length == key.shape[-2]
-        self.pieces = [*([] if first else self.pieces), (key, value)]
-        return tuple(torch.cat(parts, dim=-2) for parts in zip(*self.pieces, strict=True))
-
-
-class Scratch(KVCache):
-    """Returns a view of one scratch memory, filled anew at each call."""
-
-    def append(self, key, value):
-        keys, values = super().append(key, value)
-        if not hasattr(self, "scratch") or self.scratch[0].shape != self.keys.shape:
-            self.scratch = torch.zeros_like(self.keys), torch.zeros_like(self.values)
-        for memory, new in zip(self.scratch, (keys, values), strict=True):
-            memory.zero_()
-            memory[..., memory.shape[-2] - self.length :, :] = new
-        return tuple(
-            memory[..., memory.shape[-2] - self.length :, :] for memory in self.scratch
-        )
-
-
-class WritesInputs(KVCache):
-    def append(self, key, value):
-        returned = super().append(key, value)
-        key.mul_(2)
-        return returned
-
-
-class Counter(KVCache):
-    def __len__(self):
-        return self.capacity
 
 
 class Calls(KVCache):
@@ -212,7 +190,7 @@ class Calls(KVCache):
 
 
 class Shared(KVCache):
-    memory: ClassVar[dict] = {}
+    memory = {}  # noqa: RUF012
 
     def __init__(self, capacity):
         self.__dict__ = Shared.memory.setdefault(capacity, {})
@@ -247,23 +225,6 @@ class KeepsItsBatch(KVCache):
         return super().append(key, value)
 
 
-class Loose(KVCache):
-    """Repeats one sequence for the whole batch."""
-
-    def append(self, key, value):
-        if self.length and key.dim() > 2:
-            key = key.expand(*self.keys.shape[:-2], *key.shape[-2:])
-            value = value.expand(*self.values.shape[:-2], *value.shape[-2:])
-        return super().append(key, value)
-
-
-class Casts(KVCache):
-    def append(self, key, value):
-        if self.length and key.is_floating_point():
-            key, value = key.to(self.keys.dtype), value.to(self.values.dtype)
-        return super().append(key, value)
-
-
 class CountsTheRefused(KVCache):
     def append(self, key, value):
         before = self.length
@@ -274,64 +235,50 @@ class CountsTheRefused(KVCache):
         return super().append(key, value)
 
 
-class Nameless(KVCache):
-    def append(self, key, value):
-        try:
-            return super().append(key, value)
-        except ValueError as error:
-            raise ValueError("something does not fit") from error
-
-
-class WrongError(KVCache):
-    def append(self, key, value):
-        try:
-            return super().append(key, value)
-        except ValueError as error:
-            raise RuntimeError(f"key: {error}") from error
-
-
 class AnyCapacity(KVCache):
     def __init__(self, capacity):
         super().__init__(max(1, int(capacity)))
 
 
-class Detaches(KVCache):
-    def append(self, key, value):
-        return super().append(key.detach(), value.detach())
-
-
+OTHER_KEYS = "the keys are not what was appended"
 BROKEN = {
-    Reversed: "the keys are not what was appended",
-    Rolling: "key, one token too many: accepted",
-    Everything: "the keys have shape",
-    OnlyNew: "the keys have shape",
-    NoValues: "the values are not what was appended",
-    Rounded: "the keys are not what was appended",
-    Float32: "the keys have dtype torch.float32",
-    ByReference: "after the inputs were changed from outside",
-    Scratch: "what append 0 returned has changed",
-    WritesInputs: "append wrote to its inputs",
-    Counter: "a new cache has len 8",
-    Calls: "len is 1, not 4",
-    Shared: "a cache shares what it holds|a new cache has len",
-    ForgetsNothing: "after truncate",
-    FromTheFront: "after truncate and append, the keys are not",
-    AnyLength: "length, 7: accepted",
-    KeepsItsBatch: "expected the batch of before",
-    Loose: "key, another batch: raised RuntimeError",
-    Casts: "key, keys of another dtype: accepted",
-    CountsTheRefused: "refused, but the length has changed",
-    Nameless: "the error does not name key",
-    WrongError: "raised RuntimeError; expected ValueError",
-    AnyCapacity: "capacity, 0: accepted",
-    Detaches: "a gradient that would be lost",
-}
+    "reversed": (returning(lambda c, k, v, keys, values: (keys.flip(-2), values)),
+                 OTHER_KEYS),
+    "rolling": (Rolling, "key, one token too many: accepted"),
+    "everything": (returning(lambda c, *_: (c.keys, c.values)), "the keys have shape"),
+    "only new": (returning(lambda c, k, v, *_: (k, v)), "the keys have shape"),
+    "no values": (returning(lambda c, k, v, keys, _: (keys, keys[..., : v.shape[-1]])),
+                  "the values are not what was appended"),
+    "rounded": (returning(lambda c, k, v, keys, values:
+                          (keys.bfloat16().to(keys.dtype), values)), OTHER_KEYS),
+    "float32": (returning(lambda c, k, v, *both: [x.float() for x in both]),
+                "the keys have dtype torch.float32"),
+    "by reference": (returning(by_reference), "after the inputs were changed from outside"),
+    "scratch": (returning(scratch), "what append 0 returned has changed"),
+    "writes": (returning(write), "append wrote to its inputs"),
+    "counter": (type("Counter", (KVCache,), {"__len__": lambda self: self.capacity}),
+                "a new cache has len 8"),
+    "calls": (Calls, "len is 1, not 4"),
+    "shared": (Shared, "a cache shares what it holds|a new cache has len"),
+    "forgets nothing": (ForgetsNothing, "after truncate"),
+    "from the front": (FromTheFront, "after truncate and append, the keys are not"),
+    "any length": (AnyLength, "length, 7: accepted"),
+    "keeps its batch": (KeepsItsBatch, "expected the batch of before"),
+    "repeats": (taking(repeat), "key, another batch: raised RuntimeError"),
+    "casts": (taking(cast), "key, keys of another dtype: accepted"),
+    "counts the refused": (CountsTheRefused, "refused, but the length has changed"),
+    "nameless": (raising(ValueError, "does not fit"), "the error does not name key"),
+    "wrong error": (raising(RuntimeError, "key: "), "raised RuntimeError; expected Value"),
+    "any capacity": (AnyCapacity, "capacity, 0: accepted"),
+    "detaches": (taking(lambda c, *both: [x.detach() for x in both]),
+                 "a gradient that would be lost"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_the_suite_refuses(broken, as_shipped):
+@pytest.mark.parametrize(("broken", "words"), BROKEN.values(), ids=BROKEN)
+def test_the_suite_refuses(broken, words, as_shipped):
     kind = ValueError if broken is KeepsItsBatch else AssertionError
-    with pytest.raises(kind, match=BROKEN[broken]):
+    with pytest.raises(kind, match=words):
         check_cache(broken)
 
 
@@ -348,39 +295,25 @@ def test_the_suite_wants_a_cache(as_shipped):
 def test_any_split_gives_the_same(heads, sizes):
     torch.manual_seed(1)
     layer = MultiHeadAttention(16, 2, HEADS[heads]).double()
-    x, cache = torch.randn(2, 7, 16, dtype=torch.float64), KVCache(7)
+    x, cache = normal(2, 7, 16), KVCache(7)
     with torch.no_grad():
         whole, weights = layer(x)
         parts = [layer(part, cache=cache) for part in x.split(sizes, dim=1)]
-    output = torch.cat([part for part, _ in parts], dim=1)
-    torch.testing.assert_close(output, whole, rtol=0, atol=1e-12)
+    close(torch.cat([part for part, _ in parts], dim=1), whole)
     if heads in ("fused", "bias"):
-        for mine, theirs in zip(parts[-1][1], weights, strict=True):
-            last = theirs[:, -sizes[-1] :]
-            torch.testing.assert_close(mine, last, rtol=0, atol=1e-12)
-
-
-def test_against_the_formula():
-    torch.manual_seed(2)
-    layer = MultiHeadAttention(12, 3, ScaledDotProductAttention(causal=True)).double()
-    x, cache = torch.randn(6, 12, dtype=torch.float64), KVCache(6)
-    with torch.no_grad():
-        expected = by_formula(layer, x)
-        found = torch.cat([layer(x[t : t + 1], cache=cache)[0] for t in range(6)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        close(parts[-1][1], [x[:, -sizes[-1] :] for x in weights])
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_a_block(norm_first):
     heads = ScaledDotProductAttention(causal=True)
     block = TransformerBlock(16, 2, attention=heads, norm_first=norm_first).double()
-    x, cache = torch.randn(2, 5, 16, dtype=torch.float64), KVCache(5)
+    x, cache = normal(2, 5, 16), KVCache(5)
     with torch.no_grad():
         whole, all_weights = block(x, return_weights=True)
         block(x[:, :3], cache=cache)
         rest, weights = block(x[:, 3:], return_weights=True, cache=cache)
-    torch.testing.assert_close(rest, whole[:, 3:], rtol=0, atol=1e-12)
-    torch.testing.assert_close(weights[0], all_weights[0][:, 3:], rtol=0, atol=1e-12)
+    close([rest, weights[0]], [whole[:, 3:], all_weights[0][:, 3:]])
 
 
 def test_keys_of_their_own_beside_rotary_are_refused():
@@ -397,7 +330,7 @@ def test_under_autocast_the_cache_has_its_dtype():
         whole = model(ids)
         parts = [model(part, cache=held) for part in ids.split(2)]
     assert held[0].keys.dtype == torch.bfloat16
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=0.05, atol=0.1)
+    close(torch.cat(parts), whole, rtol=0.05, atol=0.1)
 
 
 # ── the model ────────────────────────────────────────────────────────────────────────
@@ -410,20 +343,18 @@ def test_under_autocast_the_cache_has_its_dtype():
         {"positions": "sinusoidal"},
         {"positions": "rotary"},
         {"norm_first": False},
-        {"heads": "flash"},
+        {"attention": HEADS["flash"]},
+        {"attention": HEADS["window"]},
     ],
 )
 def test_logits_in_pieces(options):
-    options = dict(options)
-    if "heads" in options:
-        options = {"attention": HEADS[options["heads"]]}
     model, ids = small_model(**options), torch.randint(11, (2, 9))
     with torch.no_grad():
         whole = model(ids)
         for sizes in ((9,), (4, 5), (1,) * 9, (5, 1, 3)):
             held = caches(model, 9)
             parts = [model(part, cache=held) for part in ids.split(sizes, dim=1)]
-            torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
+            close(torch.cat(parts, 1), whole)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}])
@@ -525,174 +456,78 @@ def after(tokens, capacity=20):
     return held
 
 
-REFUSED = {
-    "capacity 0": (lambda: KVCache(0), ValueError, "capacity: expected at least 1, got 0"),
-    "capacity 2.5": (
-        lambda: KVCache(2.5),
-        TypeError,
-        "capacity: expected a whole number, got 2.5",
-    ),
-    "capacity True": (
-        lambda: KVCache(True),
-        TypeError,
-        "capacity: expected a whole number, got True",
-    ),
-    "a list": (
-        lambda: filled().append([1.0], VALUE),
-        TypeError,
-        "key: expected a floating-point tensor, got list",
-    ),
-    "integers": (
-        lambda: filled().append(KEY, VALUE.long()),
-        TypeError,
-        "value: expected a floating-point tensor, got torch.int64",
-    ),
-    "one dimension": (
-        lambda: KVCache(3).append(KEY[0, 0, 0], VALUE),
-        ValueError,
-        "key: expected at least 2 dimensions (tokens, features), got shape (8,)",
-    ),
-    "another batch": (
-        lambda: filled().append(KEY[:1], VALUE[:1]),
-        ValueError,
-        "key: expected leading dimensions (2, 3) as the cache, got shape (1, 3, 2, 8)",
-    ),
-    "other heads": (
-        lambda: filled().append(KEY[:, :1], VALUE[:, :1]),
-        ValueError,
-        "key: expected leading dimensions (2, 3) as the cache, got shape (2, 1, 2, 8)",
-    ),
-    "another width": (
-        lambda: filled().append(KEY[..., :7], VALUE),
-        ValueError,
-        "key: expected 8 features as the cache, got shape (2, 3, 2, 7)",
-    ),
-    "another dtype": (
-        lambda: filled().append(KEY, VALUE.double()),
-        TypeError,
-        "value: expected torch.float32 as the cache, got torch.float64",
-    ),
-    "another device": (
-        lambda: filled().append(KEY.to("meta"), VALUE),
-        ValueError,
-        "key: expected device cpu as the cache, got meta",
-    ),
-    "mixed at first": (
-        lambda: KVCache(3).append(KEY, VALUE.double()),
-        TypeError,
-        "value: expected torch.float32 as key, got torch.float64",
-    ),
-    "other values": (
-        lambda: KVCache(3).append(KEY, VALUE[..., :1, :]),
-        ValueError,
-        "value: expected 2 tokens as key, got shape (2, 3, 1, 5)",
-    ),
-    "no room": (
-        lambda: filled(3).append(KEY, VALUE),
-        ValueError,
-        "key: expected at most 1 more tokens, since the cache is full then, got 2",
-    ),
-    "a gradient": (
-        lambda: KVCache(3).append(KEY, VALUE.clone().requires_grad_()),
-        ValueError,
-        "value: expected no gradient, since a cache is written in place; call the model "
-        "within torch.no_grad()",
-    ),
-    "truncate to more": (
-        lambda: filled().truncate(3),
-        ValueError,
-        "length: expected between 0 and 2, got 3",
-    ),
-    "truncate to a half": (
-        lambda: filled().truncate(0.5),
-        TypeError,
-        "length: expected a whole number, got 0.5",
-    ),
-    "one cache for all": (
-        lambda: MODEL(ONE, cache=KVCache(4)),
-        TypeError,
-        "cache: expected a list of caches, one a block, got KVCache(capacity=4), 0 tokens",
-    ),
-    "a list of something": (
-        lambda: MODEL(ONE, cache=[1, 2, 3]),
-        TypeError,
-        "cache: expected a list of caches, one a block, got [1, 2, 3]",
-    ),
-    "too few": (
-        lambda: MODEL(ONE, cache=caches(MODEL)[:2]),
-        ValueError,
-        "cache: expected 3, one for each block, got 2",
-    ),
-    "of different lengths": (
-        lambda: MODEL(ONE, cache=uneven()),
-        ValueError,
-        "cache: expected the same tokens in each, got lengths [0, 2, 0]",
-    ),
-    "past the capacity": (
-        lambda: MODEL(ONE, cache=after(2, capacity=5)),
-        ValueError,
-        "ids: expected at most 3 tokens after the 2 in the cache, which with "
-        "context_length has room for 5, got 4",
-    ),
-    "past the context": (
-        lambda: MODEL(torch.ones(17, dtype=torch.int64), cache=after(4, capacity=99)),
-        ValueError,
-        "ids: expected at most 16 tokens after the 4 in the cache, which with "
-        "context_length has room for 20, got 17",
-    ),
-    "a text too long": (
-        lambda: MODEL.generate(ONE, 18, cache=True),
-        ValueError,
-        "length: expected at most 17 with a cache, as the model or its cache has room for "
-        "20 tokens and ids has 4, got 18",
-    ),
-    "a text too long for its caches": (
-        lambda: MODEL.generate(ONE, 4, cache=caches(MODEL, 6)),
-        ValueError,
-        "length: expected at most 3 with a cache, as the model or its cache has room for "
-        "6 tokens and ids has 4, got 4",
-    ),
-    "nothing new": (
-        lambda: MODEL.generate(ONE, 4, cache=after(4)),
-        ValueError,
-        "ids: expected more than the 4 tokens in the cache, which begin it, got shape (4,)",
-    ),
-    "another sequence count": (
-        lambda: MODEL(TWO, padding=[1]),
-        ValueError,
-        "padding: expected one number for each sequence of ids (batch, tokens), got shape "
-        "(1,) for ids of shape (2, 4)",
-    ),
-    "padding without a batch": (
-        lambda: MODEL(ONE, padding=[1]),
-        ValueError,
-        "padding: expected one number for each sequence of ids (batch, tokens), got shape "
-        "(1,) for ids of shape (4,)",
-    ),
-    "padding below 0": (
-        lambda: MODEL(TWO, padding=[1, -1]),
-        ValueError,
-        "padding: expected numbers of at least 0, got [1, -1]",
-    ),
-    "only padding": (
-        lambda: MODEL.generate(TWO, 2, padding=[0, 4]),
-        ValueError,
-        "padding: expected numbers between 0 and 3, got [0, 4]",
-    ),
-    "half a column": (
-        lambda: MODEL(TWO, padding=[0.5, 1.0]),
-        TypeError,
-        "padding: expected whole numbers, got [0.5, 1.0]",
-    ),
-}
+def model_with(cache, ids=ONE):
+    return MODEL(ids, cache=cache)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case, as_shipped):
-    call, kind, message = REFUSED[case]
-    with torch.set_grad_enabled(case == "a gradient"), pytest.raises(kind) as caught:
+ROOM = "tokens after the {} in the cache, which with context_length has room for {}, got {}"
+LONG = "with a cache, as the model or its cache has room for {} tokens and ids has 4, got"
+EACH = "padding: expected one number for each sequence of ids (batch, tokens), got shape"
+VALUE_ERRORS = [
+    (lambda: KVCache(0), "capacity: expected at least 1, got 0"),
+    (lambda: KVCache(3).append(KEY[0, 0, 0], VALUE),
+     "key: expected at least 2 dimensions (tokens, features), got shape (8,)"),
+    (lambda: filled().append(KEY[:1], VALUE[:1]),
+     "key: expected leading dimensions (2, 3) as the cache, got shape (1, 3, 2, 8)"),
+    (lambda: filled().append(KEY[..., :7], VALUE),
+     "key: expected 8 features as the cache, got shape (2, 3, 2, 7)"),
+    (lambda: filled().append(KEY.to("meta"), VALUE),
+     "key: expected device cpu as the cache, got meta"),
+    (lambda: KVCache(3).append(KEY, VALUE[..., :1, :]),
+     "value: expected 2 tokens as key, got shape (2, 3, 1, 5)"),
+    (lambda: filled(3).append(KEY, VALUE),
+     "key: expected at most 1 more tokens, since the cache is full then, got 2"),
+    (lambda: torch.enable_grad()(KVCache(3).append)(KEY, VALUE.clone().requires_grad_()),
+     "value: expected no gradient, since a cache is written in place; call the model "
+     "within torch.no_grad()"),
+    (lambda: filled().truncate(3), "length: expected between 0 and 2, got 3"),
+    (lambda: model_with(caches(MODEL)[:2]), "cache: expected 3, one for each block, got 2"),
+    (lambda: model_with(uneven()),
+     "cache: expected the same tokens in each, got lengths [0, 2, 0]"),
+    (lambda: model_with(after(2, capacity=5)),
+     f"ids: expected at most 3 {ROOM.format(2, 5, 4)}"),
+    (lambda: model_with(after(4, capacity=99), torch.ones(17, dtype=torch.int64)),
+     f"ids: expected at most 16 {ROOM.format(4, 20, 17)}"),
+    (lambda: MODEL.generate(ONE, 18, cache=True),
+     f"length: expected at most 17 {LONG.format(20)} 18"),
+    (lambda: MODEL.generate(ONE, 4, cache=caches(MODEL, 6)),
+     f"length: expected at most 3 {LONG.format(6)} 4"),
+    (lambda: MODEL.generate(ONE, 4, cache=after(4)),
+     "ids: expected more than the 4 tokens in the cache, which begin it, got shape (4,)"),
+    (lambda: MODEL(TWO, padding=[1]), f"{EACH} (1,) for ids of shape (2, 4)"),
+    (lambda: MODEL(ONE, padding=[1]), f"{EACH} (1,) for ids of shape (4,)"),
+    (lambda: MODEL(TWO, padding=[1, -1]),
+     "padding: expected numbers of at least 0, got [1, -1]"),
+    (lambda: MODEL.generate(TWO, 2, padding=[0, 4]),
+     "padding: expected numbers between 0 and 3, got [0, 4]"),
+]  # fmt: skip
+ONE_A_BLOCK = "cache: expected a list of caches, one a block, got"
+TYPE_ERRORS = [
+    (lambda: KVCache(2.5), "capacity: expected a whole number, got 2.5"),
+    (lambda: KVCache(True), "capacity: expected a whole number, got True"),
+    (lambda: filled().append([1.0], VALUE),
+     "key: expected a floating-point tensor, got list"),
+    (lambda: filled().append(KEY, VALUE.long()),
+     "value: expected a floating-point tensor, got torch.int64"),
+    (lambda: filled().append(KEY, VALUE.double()),
+     "value: expected torch.float32 as the cache, got torch.float64"),
+    (lambda: KVCache(3).append(KEY, VALUE.double()),
+     "value: expected torch.float32 as key, got torch.float64"),
+    (lambda: filled().truncate(0.5), "length: expected a whole number, got 0.5"),
+    (lambda: model_with(KVCache(4)), f"{ONE_A_BLOCK} KVCache(capacity=4), 0 tokens"),
+    (lambda: model_with([1, 2, 3]), f"{ONE_A_BLOCK} [1, 2, 3]"),
+    (lambda: MODEL(TWO, padding=[0.5, 1.0]),
+     "padding: expected whole numbers, got [0.5, 1.0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [(ValueError, *x) for x in VALUE_ERRORS] + [(TypeError, *x) for x in TYPE_ERRORS],
+)
+def test_refusals(error, call, message, as_shipped):
+    with torch.no_grad(), refuses(message, error):
         call()
-    assert str(caught.value) == message
 
 
 def test_a_refused_call_leaves_the_caches_alone(as_shipped):

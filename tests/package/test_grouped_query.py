@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from attnlib import (
     FlashAttention,
     KVCache,
-    LanguageModel,
     LatentAttention,
     LearnedBiasAttention,
     MultiHeadAttention,
@@ -22,14 +21,22 @@ from attnlib import (
     WindowCache,
     add_sink,
     backprop,
-    causal_mask,
     flash_attention,
     rotate,
-    window_mask,
 )
 from attnlib.grouped_query import in_order
 from attnlib.multi_head import merge_heads, repeat_heads, split_heads
 from attnlib.testing import check_cache
+from drawn import (
+    Largest,
+    attention,
+    close,
+    leaves,
+    normal,
+    refuses,
+    small_model,
+    visible,
+)
 
 F64 = torch.float64
 HEADS = {
@@ -38,19 +45,12 @@ HEADS = {
     "tiles": lambda: FlashAttention(causal=True, block_size=2),
     "bias": lambda: LearnedBiasAttention(6, 8, causal=True),
     "one a head": lambda: [ScaledDotProductAttention(causal=True) for _ in range(6)],
+    "guided": lambda: PhysicsGuidedAttention(causal=True),
     "mixed": lambda: [
         *(FlashAttention(causal=True) for _ in range(5)),
         ScaledDotProductAttention(causal=True),
     ],
 }
-
-
-def rows(*shape, seed=0):
-    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
-
-
-def close(a, b, atol=1e-12):
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=atol)
 
 
 def layer_of(heads, num_kv_heads, **options):
@@ -81,14 +81,16 @@ def repeated(layer):
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_every_attention_shares(heads, num_kv_heads, need_weights):
     layer = layer_of(HEADS[heads](), num_kv_heads).eval()
-    whole, x = repeated(layer), rows(2, 5, 24)
-    for mask in (None, rows(2, 1, 5, 5) > -1, rows(2, 6, 5, 5), rows(5, 5) > -1):
+    whole, x = repeated(layer), normal(2, 5, 24)
+    for mask in (None, normal(2, 1, 5, 5) > -1, normal(2, 6, 5, 5), normal(5, 5) > -1):
         found, weights = layer(x, mask=mask, need_weights=need_weights)
         expected, theirs = whole(x, mask=mask, need_weights=need_weights)
-        assert close(found, expected)
+        close(found, expected)
         assert (weights is None) == (theirs is None)
         for a, b in zip(weights or [], theirs or [], strict=True):
-            assert (a is None) == (b is None) and (a is None or close(a, b))
+            assert (a is None) == (b is None)
+            if a is not None:
+                close(a, b)
 
 
 @pytest.mark.parametrize("backend", ["auto", "fused", "torch", "triton"])
@@ -98,7 +100,7 @@ def test_back_ends_share(backend, monkeypatch):
 
     heads = FlashAttention(causal=True, backend=backend)
     layer = layer_of(heads, 2).float()
-    whole, x = repeated(layer).float(), rows(1, 4, 24).float()
+    whole, x = repeated(layer).float(), normal(1, 4, 24).float()
     copies = []
     monkeypatch.setattr(
         "attnlib.multi_head.repeat_heads",
@@ -106,11 +108,11 @@ def test_back_ends_share(backend, monkeypatch):
     )
     found = layer(x, need_weights=False)[0]
     assert copies == ([3, 3] if backend == "torch" else [])
-    assert close(found, whole(x)[0], atol=1e-5)
+    close(found, whole(x)[0], atol=1e-5)
     found.sin().sum().backward()
     whole(x)[0].sin().sum().backward()
     theirs = whole.k_proj.W.grad.unflatten(-1, (2, 3, 4)).sum(dim=-2).flatten(-2)
-    assert close(layer.k_proj.W.grad, theirs, atol=1e-5)
+    close(layer.k_proj.W.grad, theirs, atol=1e-5)
     assert BACKENDS["torch"].grouped is None
 
 
@@ -133,37 +135,35 @@ def biased():
 @pytest.mark.parametrize("make", [Sharper, SharperTiles, biased])
 def test_a_forward_of_ones_own_is_asked_where_nobody_wants_weights(make):
     """What a parent knows of heads that share keys would pass it by."""
-    layer, x = layer_of(make(), 2).eval(), rows(2, 5, 24)
+    layer, x = layer_of(make(), 2).eval(), normal(2, 5, 24)
     plain = layer_of(ScaledDotProductAttention(), 2).eval()
     for need_weights in (True, False):
         found = layer(x, need_weights=need_weights)[0]
-        assert close(found, repeated(layer)(x)[0])
-        assert not close(found, plain(x)[0], atol=1e-3)
-
-
-def test_physics_guided_attention_shares():
-    head = PhysicsGuidedAttention()
-    layer, x = layer_of(head, 2).eval(), rows(2, 5, 24)
-    assert close(layer(x)[0], repeated(layer)(x)[0])
+        close(found, repeated(layer)(x)[0])
+        assert not torch.allclose(found, plain(x)[0], rtol=0, atol=1e-3)
 
 
 def test_cross_attention_of_shared_heads():
     layer = layer_of(None, 2)
-    x, y = rows(2, 3, 24), rows(2, 7, 24, seed=1)
+    x, y = normal(2, 3, 24), normal(2, 7, 24, seed=1)
     q = split_heads(layer.q_proj(x), 6)
     k, v = split_heads(layer.k_proj(y), 2), split_heads(layer.v_proj(y), 2)
     for need_weights in (True, False):
         found = layer(x, y, need_weights=need_weights)[0]
         o = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        assert close(found, layer.out_proj(merge_heads(o)))
+        close(found, layer.out_proj(merge_heads(o)))
     alone = layer(x[0], y[0], need_weights=False)[0]
-    assert close(alone, found[0])
+    close(alone, found[0])
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 6])
 def test_gradient_of_shared_keys_by_hand(times):
-    q, k, v = rows(6, 4, 3), rows(6 // times, 5, 3, seed=1), rows(6 // times, 5, 2, seed=2)
-    d_output = rows(6, 4, 2, seed=3)
+    q, k, v = (
+        normal(6, 4, 3),
+        normal(6 // times, 5, 3, seed=1),
+        normal(6 // times, 5, 2, seed=2),
+    )
+    d_output = normal(6, 4, 2, seed=3)
     d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
     for a in range(6):
         head = backprop.ScaledDotProductAttention(causal=True)
@@ -173,39 +173,28 @@ def test_gradient_of_shared_keys_by_hand(times):
         d_v[a // times] += torch.from_numpy(d_value)
     k.requires_grad_()
     v.requires_grad_()
-    attention = ScaledDotProductAttention(causal=True)
+    plain = ScaledDotProductAttention(causal=True)
+    seen = visible(4, 5, causal=True)
     for output in (
-        attention.attend_groups(q, k, v),
-        attention(q, repeat_heads(k, times), repeat_heads(v, times))[0],
-        F.scaled_dot_product_attention(
-            q, k, v, attn_mask=causal_mask(4, 5), enable_gqa=True
-        ),
+        plain.attend_groups(q, k, v),
+        plain(q, repeat_heads(k, times), repeat_heads(v, times))[0],
+        F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True),
     ):
-        found = torch.autograd.grad(output, (k, v), d_output)
-        assert close(found[0], d_k) and close(found[1], d_v)
+        close(torch.autograd.grad(output, (k, v), d_output), (d_k, d_v))
 
 
 def test_a_layer_of_shared_heads_is_exported():
     layer = layer_of(ScaledDotProductAttention(causal=True), 2).eval()
-    x = rows(2, 5, 24)
-    expected = layer(x, need_weights=False)[0]
     tokens = torch.export.Dim("tokens", min=2, max=64)
-    program = torch.export.export(
-        layer,
-        (x,),
-        {"need_weights": False},
-        dynamic_shapes={"query": {1: tokens}, "need_weights": None},
-    )
-    assert close(program.module()(x, need_weights=False)[0], expected)
-    longer = rows(2, 9, 24)
-    assert close(
-        program.module()(longer, need_weights=False)[0],
-        layer(longer, need_weights=False)[0],
-    )
+    sizes = {"query": {1: tokens}, "need_weights": None}
+    given = (normal(2, 5, 24),), {"need_weights": False}
+    program = torch.export.export(layer, *given, dynamic_shapes=sizes).module()
+    for x in (normal(2, 5, 24), normal(2, 9, 24)):
+        close(program(x, need_weights=False)[0], layer(x, need_weights=False)[0])
 
 
 def test_gradients_of_a_layer():
-    layer, x = layer_of(ScaledDotProductAttention(causal=True), 2), rows(3, 24)
+    layer, x = layer_of(ScaledDotProductAttention(causal=True), 2), normal(3, 24)
 
     def forward(w_k, w_v, need_weights):
         parameters = {"k_proj.W": w_k, "v_proj.W": w_v}
@@ -213,67 +202,48 @@ def test_gradients_of_a_layer():
         return torch.func.functional_call(layer, parameters, *call)[0].sin().sum()
 
     for need_weights in (True, False):
-        w = [p.detach().clone().requires_grad_() for p in (layer.k_proj.W, layer.v_proj.W)]
+        w = leaves((layer.k_proj.W, layer.v_proj.W))
         assert torch.autograd.gradcheck(forward, (*w, need_weights), fast_mode=True)
 
 
 def test_without_num_kv_heads_nothing_has_changed():
-    x = rows(2, 5, 24)
-    outputs, shown = [], []
+    x, outputs, shown = normal(2, 5, 24), [], set()
     for options in ({}, {"num_kv_heads": None}, {"num_kv_heads": 6}):
         torch.manual_seed(1)
         layer = MultiHeadAttention(24, 6, **options).double()
         assert {tuple(p.W.shape) for p in (layer.q_proj, layer.k_proj)} == {(24, 24)}
         outputs.append(layer(x)[0])
-        shown.append(repr(layer))
+        shown.add(repr(layer))
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
-    assert len(set(shown)) == 1 and "num_kv_heads" not in shown[0]
+    assert len(shown) == 1 and "num_kv_heads" not in shown.pop()
     assert "num_heads=6, num_kv_heads=2" in repr(layer_of(None, 2))
 
 
 def test_dropout_acts_on_shared_heads():
     layer = layer_of(ScaledDotProductAttention(dropout=0.5, causal=True), 2).train()
-    x = rows(2, 5, 24)
-    torch.manual_seed(2)
-    one = layer(x, need_weights=False)[0]
-    torch.manual_seed(2)
-    assert torch.equal(one, layer(x, need_weights=True)[0])
-    assert not close(one, layer.eval()(x)[0])
+    x, outputs = normal(2, 5, 24), []
+    for need_weights in (False, True):
+        torch.manual_seed(2)
+        outputs.append(layer(x, need_weights=need_weights)[0])
+    assert torch.equal(*outputs)
+    assert not torch.allclose(outputs[0], layer.eval()(x)[0])
 
 
 def test_no_copies_where_heads_can_share():
     """A step of one token makes no tensor as large as the repeated keys."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        found = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            made = not any(r.alias_info for r in function._schema.returns)
-            for x in out if isinstance(out, tuple) else (out,):
-                if made and isinstance(x, torch.Tensor):
-                    self.found = max(self.found, x.numel())
-            return out
-
     layer, cache = layer_of(ScaledDotProductAttention(causal=True), 1), KVCache(100)
     with torch.no_grad():
-        layer(rows(1, 99, 24), cache=cache, need_weights=False)
+        layer(normal(1, 99, 24), cache=cache, need_weights=False)
         with Largest() as largest:
-            layer(rows(1, 1, 24), cache=cache, need_weights=False)
+            layer(normal(1, 1, 24), cache=cache, need_weights=False)
     assert cache.nbytes == 8 * 2 * 100 * 4
-    assert largest.found < 6 * 100 * 4
+    assert largest.numbers < 6 * 100 * 4
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_the_model_writes_the_same_with_a_cache(num_kv_heads):
-    torch.manual_seed(3)
-    sizes = {"vocab_size": 11, "context_length": 24, "embed_dim": 16, "num_heads": 4}
-    model = (
-        LanguageModel(**sizes, num_layers=2, positions="rotary", num_kv_heads=num_kv_heads)
-        .double()
-        .eval()
-    )
+    shared = {"num_heads": 4, "num_kv_heads": num_kv_heads}
+    model = small_model(**shared, context_length=24, positions="rotary").double().eval()
     ids = torch.randint(11, (2, 5))
     caches = [KVCache(20) for _ in model.blocks]
     texts = []
@@ -283,12 +253,6 @@ def test_the_model_writes_the_same_with_a_cache(num_kv_heads):
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
     assert caches[0].keys.shape == (2, num_kv_heads, 20, 4)
     assert {b.attention.num_kv_heads for b in model.blocks} == {num_kv_heads}
-
-
-def test_a_block_takes_num_kv_heads():
-    block = TransformerBlock(24, 6, num_kv_heads=3)
-    assert block.attention.num_kv_heads == 3
-    assert block(torch.randn(2, 5, 24)).shape == (2, 5, 24)
 
 
 @pytest.mark.usefixtures("as_shipped")
@@ -307,11 +271,10 @@ def test_heads_that_do_not_divide_are_refused(number, error, message):
     for make in (
         lambda: MultiHeadAttention(24, 6, num_kv_heads=number),
         lambda: TransformerBlock(24, 6, num_kv_heads=number),
-        lambda: LanguageModel(5, 5, 24, 6, 1, num_kv_heads=number),
+        lambda: small_model(embed_dim=24, num_heads=6, num_kv_heads=number),
     ):
-        with pytest.raises(error) as caught:
+        with refuses(message, error):
             make()
-        assert str(caught.value) == message
 
 
 # ── a cache for windows ──────────────────────────────────────────────────────────────
@@ -326,6 +289,27 @@ def test_a_window_that_is_never_full_keeps_the_whole_contract(as_shipped):
     check_cache(lambda capacity: WindowCache(8, capacity))
 
 
+def returning(change):
+    """A cache that returns something else, made of itself and what it should return."""
+
+    def append(self, key, value):
+        return change(self, *WindowCache.append(self, key, value))
+
+    return type("Returning", (WindowCache,), {"append": append})
+
+
+def in_ring_order(cache, keys, values):
+    """As they lie there, where the last token is one alone."""
+    full = keys.shape[-2] == cache.window < len(cache)
+    return (cache.keys.clone(), cache.values.clone()) if full else (keys, values)
+
+
+def views(cache, keys, values):
+    if len(cache) > cache.window:
+        return keys, values
+    return cache.keys[..., : len(cache), :], cache.values[..., : len(cache), :]
+
+
 class Longer(WindowCache):
     """Keeps one token more than it says."""
 
@@ -338,31 +322,9 @@ class Shorter(WindowCache):
         super().__init__(max(1, window - 1), capacity)
 
 
-class InRingOrder(WindowCache):
-    def append(self, key, value):
-        seen = super().append(key, value)
-        if key.shape[-2] == 1 and len(self) > self.window:
-            return self.keys.clone(), self.values.clone()
-        return seen
-
-
-class Views(WindowCache):
-    def append(self, key, value):
-        seen = super().append(key, value)
-        if len(self) <= self.window:
-            return self.keys[..., : len(self), :], self.values[..., : len(self), :]
-        return seen
-
-
 class CountsKept(WindowCache):
     def __len__(self):
         return min(self.length, self.window)
-
-
-class OwnValues(WindowCache):
-    def append(self, key, value):
-        keys, values = super().append(key, value)
-        return keys, values.flip(-2)
 
 
 class AnyLength(WindowCache):
@@ -383,27 +345,24 @@ class TakesBackTwo(WindowCache):
 
 
 BROKEN = {
-    Longer: "keys of shape",
-    Shorter: "keys of shape",
-    InRingOrder: "other keys than the last ones",
-    Views: "what append 0 returned has changed",
-    CountsKept: "len is 3, not the 4 tokens read",
-    OwnValues: "other values than the last ones",
-    AnyLength: "what it has forgotten: accepted",
-    Endless: "a full cache: accepted",
-    TakesBackTwo: "one more is taken back: accepted",
-}
+    "longer": (Longer, "keys of shape"),
+    "shorter": (Shorter, "keys of shape"),
+    "keeps all": (lambda window, capacity: KVCache(capacity), "keys of shape"),
+    "in the ring's order": (returning(in_ring_order), "other keys than the last ones"),
+    "views": (returning(views), "what append 0 returned has changed"),
+    "counts what it keeps": (CountsKept, "len is 3, not the 4 tokens read"),
+    "its own values": (returning(lambda cache, keys, values: (keys, values.flip(-2))),
+                       "other values than the last ones"),
+    "any length": (AnyLength, "what it has forgotten: accepted"),
+    "endless": (Endless, "a full cache: accepted"),
+    "takes back two": (TakesBackTwo, "one more is taken back: accepted"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", BROKEN)
-def test_the_suite_notices(broken, as_shipped):
-    with pytest.raises(AssertionError, match=BROKEN[broken]):
+@pytest.mark.parametrize(("broken", "words"), BROKEN.values(), ids=BROKEN)
+def test_the_suite_notices(broken, words, as_shipped):
+    with pytest.raises(AssertionError, match=words):
         check_cache(lambda capacity: broken(3, capacity), window=3)
-
-
-def test_the_suite_notices_a_cache_that_keeps_all(as_shipped):
-    with pytest.raises(AssertionError, match="keys of shape"):
-        check_cache(KVCache, window=3)
 
 
 @given(st.data())
@@ -465,17 +424,10 @@ WINDOWED = {
 @pytest.mark.parametrize("heads", WINDOWED)
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_text_with_a_ring_is_that_with_all(heads, positions):
-    torch.manual_seed(5)
-    model = (
-        LanguageModel(
-            11, 20, 16, 4, 2, attention=WINDOWED[heads], positions=positions, num_kv_heads=2
-        )
-        .double()
-        .eval()
-    )
-    ids = torch.randint(11, (3, 7))
-    padding = torch.tensor([0, 2, 5])
-    for front in (None, padding):
+    sizes = {"context_length": 20, "num_heads": 4, "num_kv_heads": 2}
+    model = small_model(**sizes, attention=WINDOWED[heads], positions=positions)
+    model, ids = model.double().eval(), torch.randint(11, (3, 7))
+    for front in (None, torch.tensor([0, 2, 5])):
         texts = []
         for kind in (None, KVCache, lambda capacity: WindowCache(3)):
             caches = False if kind is None else [kind(20) for _ in model.blocks]
@@ -488,26 +440,24 @@ def test_text_with_a_ring_is_that_with_all(heads, positions):
 
 @pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 4, 2], [2, 9, 1]])
 def test_logits_with_a_ring_of_any_larger_size(sizes):
-    torch.manual_seed(7)
     near = ScaledDotProductAttention(causal=True, window=3)
-    model = LanguageModel(11, 12, 16, 4, 2, attention=near, positions="rotary").double()
-    model.eval()
+    shared = {"num_heads": 4, "num_kv_heads": 2, "attention": near}
+    model = small_model(**shared, positions="rotary").double().eval()
     ids = torch.randint(11, (2, 12))
     with torch.no_grad():
         expected = model(ids)
         for window in (3, 4, 12):
-            caches = [WindowCache(window) for _ in model.blocks]
-            parts = [model(p, cache=caches) for p in ids.split(sizes, dim=1)]
-            assert close(torch.cat(parts, dim=1), expected)
-            wide = [WindowCache(window) for _ in model.blocks]
-            parts = [model(p, True, cache=wide)[0] for p in ids.split(sizes, dim=1)]
-            assert close(torch.cat(parts, dim=1), expected)
+            for weights in (False, True):
+                caches = [WindowCache(window) for _ in model.blocks]
+                parts = [model(p, weights, cache=caches) for p in ids.split(sizes, dim=1)]
+                parts = [x[0] for x in parts] if weights else parts
+                close(torch.cat(parts, dim=1), expected)
 
 
 def test_positions_right_after_the_ring_is_full():
     rotary = RotaryPositions(4)
     layer = layer_of(ScaledDotProductAttention(causal=True, window=3), 2, rotary=rotary)
-    cache, x = WindowCache(3), rows(1, 9, 24)
+    cache, x = WindowCache(3), normal(1, 9, 24)
     with torch.no_grad():
         for t in range(9):
             layer(x[:, t : t + 1], cache=cache)
@@ -528,7 +478,7 @@ def test_a_ring_that_forgets_what_is_seen_is_refused():
         with pytest.raises(
             ValueError, match=rf"^cache: expected .* sees, {seen}, got a win"
         ):
-            layer_of(heads, 2)(rows(1, 2, 24), cache=cache)
+            layer_of(heads, 2)(normal(1, 2, 24), cache=cache)
         assert len(cache) == 0
 
 
@@ -539,11 +489,11 @@ def test_window_cache_refuses():
             WindowCache(window)
     cache = WindowCache(3)
     cache.append(torch.ones(8, 2), torch.ones(8, 2))
-    with pytest.raises(ValueError) as caught:
-        cache.truncate(6)
-    assert str(caught.value) == (
+    said = (
         "length: expected 0, or at least 7, since the first 5 tokens are forgotten, got 6"
     )
+    with refuses(said):
+        cache.truncate(6)
     with pytest.raises(ValueError, match=r"^length: expected between 0 and 8, got 9"):
         cache.truncate(9)
 
@@ -551,32 +501,24 @@ def test_window_cache_refuses():
 # ── a sink ───────────────────────────────────────────────────────────────────────────
 
 
-def with_column(q, k, v, sink, mask):
-    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
-    column = sink[..., None].expand(*scores.shape[:-1], 1)
-    joined = torch.cat([scores, column], dim=-1)
-    return joined.softmax(dim=-1)[..., :-1] @ v, joined.logsumexp(dim=-1)
-
-
 def test_a_sink_is_one_more_score():
-    q, k, v = rows(2, 3, 5, 4), rows(2, 3, 9, 4, seed=1), rows(2, 3, 9, 6, seed=2)
-    mask = window_mask(5, 9, 3) & causal_mask(5, 9)
-    mask = torch.cat([mask[:-1], torch.zeros(1, 9, dtype=torch.bool)])  # the last sees none
-    sink = rows(3, 1, seed=3).requires_grad_()
-    expected = with_column(q, k, v, sink, mask)
+    q, k, v = normal(2, 3, 5, 4), normal(2, 3, 9, 4, seed=1), normal(2, 3, 9, 6, seed=2)
+    mask = visible(5, 9, causal=True, window=3)
+    mask[-1] = False  # the last sees none
+    sink = normal(3, 1, seed=3, grad=True)
+    expected = attention(q, k, v, mask, sink=sink)
     found = add_sink(*flash_attention(q, k, v, mask, return_lse=True), sink)
-    for a, b in zip(found, expected, strict=True):
-        assert close(a, b)
+    close(found, expected)
     assert (found[0][..., -1, :] == 0).all()
     d_output = torch.randn_like(found[0])
-    one, two = (torch.autograd.grad(x[0], sink, d_output)[0] for x in (found, expected))
-    assert close(one, two)
+    close(*(torch.autograd.grad(x[0], sink, d_output) for x in (found, expected)))
 
 
 def test_no_sink_and_an_endless_one():
-    output, lse = rows(4, 3), rows(4)
+    output, lse = normal(4, 3), normal(4)
     same, unchanged = add_sink(output, lse, torch.tensor(-math.inf, dtype=F64))
-    assert torch.equal(same, output) and close(unchanged, lse)
+    assert torch.equal(same, output)
+    close(unchanged, lse)
     gone, _ = add_sink(output, lse, torch.tensor(1e4, dtype=F64))
     assert (gone == 0).all()
     huge, total = add_sink(output, lse + 1e4, torch.tensor(1e4, dtype=F64))
@@ -603,7 +545,8 @@ def latent_by_formula(layer, x, mask=None):
         part, turn = slice(a * d_k, (a + 1) * d_k), slice(a * d_r, (a + 1) * d_r)
         q, u = (x @ layer.q_proj.W)[:, part], rotate((x @ layer.q_rotary_proj.W)[:, turn])
         k, v = c @ layer.k_up_proj.W[:, part], c @ layer.v_up_proj.W[:, part]
-        allowed = causal_mask(len(x)) if mask is None else causal_mask(len(x)) & mask
+        allowed = visible(len(x), len(x), causal=True)
+        allowed = allowed if mask is None else allowed & mask
         s = ((q @ k.T + u @ r.T) / math.sqrt(d_k + d_r)).masked_fill(~allowed, -math.inf)
         outputs.append(torch.nan_to_num(s.softmax(dim=-1)) @ v)
     return torch.cat(outputs, dim=-1) @ layer.out_proj.W
@@ -611,31 +554,31 @@ def latent_by_formula(layer, x, mask=None):
 
 @pytest.mark.parametrize("absorb", [True, False, None])
 def test_latent_attention_against_its_formula(absorb):
-    layer, x = latent(), rows(2, 7, 12)
+    layer, x = latent(), normal(2, 7, 12)
     expected = torch.stack([latent_by_formula(layer, row) for row in x])
-    assert close(layer(x, absorb=absorb), expected)
-    assert close(layer(x[0], absorb=absorb), expected[0])
-    mask = rows(7, 7, seed=1) > -0.5
+    close(layer(x, absorb=absorb), expected)
+    close(layer(x[0], absorb=absorb), expected[0])
+    mask = normal(7, 7, seed=1) > -0.5
     expected = torch.stack([latent_by_formula(layer, row, mask) for row in x])
-    assert close(layer(x, mask, absorb=absorb), expected)
-    assert close(layer(x, mask[None, None], absorb=absorb), expected)
+    close(layer(x, mask, absorb=absorb), expected)
+    close(layer(x, mask[None, None], absorb=absorb), expected)
     for sizes in ([7], [1] * 7, [3, 1, 3]):
         cache, whole = KVCache(7), layer(x)
         with torch.no_grad():
             parts = [layer(p, cache=cache, absorb=absorb) for p in x.split(sizes, dim=1)]
-        assert close(torch.cat(parts, dim=1), whole)
+        close(torch.cat(parts, dim=1), whole)
         assert cache.nbytes == 8 * 2 * 7 * (5 + 2)
 
 
 def test_both_forms_have_the_same_gradients():
-    layer, x = latent(), rows(2, 4, 12).requires_grad_()
-    d_output = rows(2, 4, 12, seed=2)
+    layer, x = latent(), normal(2, 4, 12).requires_grad_()
+    d_output = normal(2, 4, 12, seed=2)
     wanted = (x, *layer.parameters())
     one, two = (
         torch.autograd.grad(layer(x, absorb=absorb), wanted, d_output)
         for absorb in (True, False)
     )
-    assert all(close(a, b) for a, b in zip(one, two, strict=True))
+    close(one, two)
     assert len(one) == 8 and all(g.abs().max() > 0 for g in one)
     assert torch.autograd.gradcheck(layer, (x,), fast_mode=True)
 
@@ -658,10 +601,9 @@ def test_latent_attention_refuses():
         ((12, 3, 0, 2), "d_latent: expected at least 1, got 0"),
         ((12, 3, 5, 3), "d_k: expected an even number of features, got 3"),
     ):
-        with pytest.raises(ValueError) as caught:
+        with refuses(message):
             LatentAttention(*arguments)
-        assert str(caught.value) == message
-    layer, x = latent(), rows(2, 3, 12)
+    layer, x = latent(), normal(2, 3, 12)
     with pytest.raises(ValueError, match=r"^x: expected at least 2 dimensions"):
         layer(x[..., :11])
     with pytest.raises(TypeError, match=r"^x: expected torch.float64"):

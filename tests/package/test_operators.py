@@ -11,8 +11,6 @@ import sys
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,16 +23,7 @@ from attnlib import (
     fused_attention,
 )
 from attnlib.flash import flash_backward, flash_forward, fused_suits
-
-
-def draw(*leading, queries=5, keys=6, width=3, dtype=torch.float64, grad=False):
-    torch.manual_seed(0)
-    shapes = ((*leading, queries, 4), (*leading, keys, 4), (*leading, keys, width))
-    return [torch.randn(shape, dtype=dtype, requires_grad=grad) for shape in shapes]
-
-
-def close(a, b, atol=1e-12):
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+from drawn import Largest, agree, close, draw, leaves
 
 
 def plain(query, key, value, mask=None, causal=False):
@@ -48,20 +37,23 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("mask", "dtype"),
+    [("no mask", torch.float64), ("boolean", torch.float32), ("added", torch.bfloat16)],
+)
 def test_opcheck(mask, dtype):
-    mask = MASKS[mask]()
+    """With a window where there is no mask."""
+    mask, window = MASKS[mask](), 2 if mask == "no mask" else None
     if mask is not None:
         mask = mask[:5] if mask.dtype == torch.bool else mask.to(dtype)
     for grad in (False, True):
-        inputs = (*draw(2, dtype=dtype, grad=grad), mask, True, 0.5, [2, 3])
-        torch.library.opcheck(flash_forward, inputs)
+        inputs = (*draw(2, queries=5, dtype=dtype, grad=grad), mask)
+        torch.library.opcheck(flash_forward, (*inputs, True, 0.5, [2, 3], window))
     inputs = [x.detach() for x in inputs[:3]]
-    output, lse, *kept = flash_forward(*inputs, mask, True, 0.5, [2, 3])
+    output, lse, *kept = flash_forward(*inputs, mask, True, 0.5, [2, 3], window)
     mask_too = mask is not None and mask.dtype != torch.bool
     tensors = (*inputs, mask, output, *kept, output, lse.exp())
-    torch.library.opcheck(flash_backward, (*tensors, mask_too, True, 0.5, None))
+    torch.library.opcheck(flash_backward, (*tensors, mask_too, True, 0.5, None, window))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -70,46 +62,27 @@ def test_fused_attention_is_the_plain_one(mask, causal):
     """More queries than keys, fewer, as many, one; leading dimensions; gradients."""
     for queries, keys in ((5, 6), (6, 5), (5, 5), (1, 6), (5, 1), (3, 0)):
         for leading in ((), (2,), (2, 3), (2, 1, 3)):
-            inputs = draw(*leading, queries=queries, keys=keys, width=4, grad=True)
+            inputs = draw(*leading, queries=queries, keys=keys, d_v=4)
             m = MASKS[mask]()
             m = None if m is None else m[:queries, :keys]
-            for scale in (None, 0.3):
-                found = fused_attention(*inputs, m, causal=causal, scale=scale)
-                plain = ScaledDotProductAttention(causal=causal, scale=scale)
-                expected, _ = plain(*inputs, m)
-                close(found, expected)
-            for a, b in zip(
-                torch.autograd.grad(found.cos().sum(), inputs),
-                torch.autograd.grad(expected.cos().sum(), inputs),
-                strict=True,
-            ):
-                close(a, b)
+            agree(fused_attention, inputs, m, causal=causal, scale=0.3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("added", [False, True])
 def test_fused_attention_takes_every_mask_that_broadcasts(added, causal):
-    inputs = draw(2, 3, width=4)
-    sizes = [
-        ((), (1,), (6,)),
-        ((1, 1), (5, 1), (1, 6), (5, 6)),
-        ((3, 5, 6), (1, 1, 6), (3, 1, 1)),
-    ]
-    sizes.append(((2, 3, 5, 6), (2, 1, 1, 6), (1, 3, 5, 1), (2, 1, 5, 6)))
-    compare_masks(inputs, itertools.chain(*sizes), added, causal)
-    sizes.append(((4, 2, 3, 5, 6), (4, 1, 1, 1, 6), (1, 2, 1, 5, 1), (4, 2, 1, 1, 1)))
-    compare_masks(draw(4, 2, 3, width=4), itertools.chain(*sizes), added, causal)
-    compare_masks(draw(3, width=4), itertools.chain(*sizes[:3]), added, causal)
-
-
-def compare_masks(inputs, shapes, added, causal):
-    """With a drawn mask of each shape, against plain attention."""
-    for shape in shapes:
-        mask = torch.rand(shape) < 0.7
-        if added:
-            mask = torch.randn(shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
-        found = fused_attention(*inputs, mask, causal=causal)
-        close(found, plain(*inputs, mask, causal))
+    """Of as many dimensions as the scores, or fewer, each of them whole or 1."""
+    for leading in ((3,), (2, 3), (4, 2, 3)):
+        inputs, sizes = draw(*leading, queries=5, d_v=4), (*leading, 5, 6)
+        shapes = [
+            x[i:] for x in itertools.product(*((1, n) for n in sizes)) for i in range(6)
+        ]
+        for shape in set(shapes):
+            mask = torch.rand(shape) < 0.7
+            if added:
+                mask = torch.randn(shape).double().masked_fill(~mask, -torch.inf)
+            found = fused_attention(*inputs, mask, causal=causal)
+            close(found, plain(*inputs, mask, causal))
 
 
 class OnGPU(torch.Tensor):
@@ -122,7 +95,7 @@ def test_what_pytorchs_function_suits():
     """Only where it forms no matrix of queries by keys."""
     for leading in ((), (2,), (2, 3)):
         for queries, keys, causal in ((5, 6, False), (5, 5, True), (1, 6, True)):
-            inputs = draw(*leading, queries=queries, keys=keys, width=4)
+            inputs = draw(*leading, queries=queries, keys=keys, d_v=4)
             assert fused_suits(*inputs, None, causal)
             assert fused_suits(*inputs, torch.ones(keys) > 0, False)
             assert not fused_suits(*inputs, torch.ones(keys) > 0, True)
@@ -133,23 +106,9 @@ def test_what_pytorchs_function_suits():
             assert not fused_suits(*on_gpu, None, causal)
             assert fused_suits(*(x.float() for x in on_gpu), None, causal)
         for queries, keys in ((5, 6), (6, 5), (2, 4), (5, 1)):
-            inputs = draw(*leading, queries=queries, keys=keys, width=4)
+            inputs = draw(*leading, queries=queries, keys=keys, d_v=4)
             assert not fused_suits(*inputs, None, True)
-        assert not fused_suits(*draw(*leading, width=3), None, False)
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that any operation has returned in one tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves(result) if torch.is_tensor(x)]
-        self.numbers = max([self.numbers, *(x.numel() for x in tensors)])
-        return result
+        assert not fused_suits(*draw(*leading), None, False)
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 2, 3)])
@@ -203,20 +162,21 @@ def test_a_forward_of_ones_own_is_never_told():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("mask", ["no mask", "boolean", "added"])
-def test_second_derivatives_of_the_tiles(mask, causal):
+@pytest.mark.parametrize(
+    ("mask", "window"),
+    [("no mask", None), ("no mask", 2), ("boolean", None), ("added", None)],
+)
+def test_second_derivatives_of_the_tiles(mask, window, causal):
     """By finite differences of the gradients, through output and log-sum-exp."""
-    inputs, m = draw(1, queries=3, keys=4, width=2, grad=True), MASKS[mask]()
+    inputs, m = draw(1, queries=3, keys=4, d_v=2, grad=True), MASKS[mask]()
     m = None if m is None else m[-3:, :4]
+    options = {"causal": causal, "window": window, "block_size": (2, 3), "return_lse": True}
 
-    def both(query, key, value):
-        options = {"causal": causal, "block_size": (2, 3), "return_lse": True}
-        output, lse = flash_attention(query, key, value, m, **options)
-        return output, torch.where(
-            lse.isfinite(), lse, 0.0
-        )  # -inf where nothing is allowed
+    def both(*inputs):
+        output, lse = flash_attention(*inputs, m, **options)
+        return output, lse.masked_fill(~lse.isfinite(), 0.0)  # where nothing is allowed
 
-    assert torch.autograd.gradgradcheck(both, inputs)
+    assert torch.autograd.gradgradcheck(both, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 6), (5, 0), (0, 0)])
@@ -233,7 +193,7 @@ def test_no_queries_or_no_keys(queries, keys):
 
 
 def test_second_derivatives_that_are_refused():
-    inputs = draw(2, grad=True)
+    inputs = draw(2, queries=5, grad=True)
     mask = torch.zeros(5, 6, dtype=torch.float64, requires_grad=True)
     output = flash_attention(*inputs, mask)
     (gradient,) = torch.autograd.grad(output.cos().sum(), inputs[0], create_graph=True)
@@ -241,7 +201,7 @@ def test_second_derivatives_that_are_refused():
         NotImplementedError, match=r"^mask: expected one that needs no grad"
     ):
         gradient.sum().backward()
-    same = draw(2, 1, width=4, grad=True)  # PyTorch's function is fused for equal widths
+    same = draw(2, 1, d_v=4, grad=True)  # PyTorch's function is fused for equal widths
     (gradient,) = torch.autograd.grad(
         fused_attention(*same).cos().sum(), same, create_graph=True
     )[:1]
@@ -256,7 +216,7 @@ def test_second_derivatives_that_are_refused():
 @pytest.mark.parametrize("attend", [flash_attention, plain])
 def test_torch_func(attend):
     """vmap over any input, or the mask alone; gradients of each sample; second ones."""
-    inputs = draw(3)
+    inputs = draw(3, queries=5)
     masks = torch.rand(3, 5, 6) < 0.7
     expected = torch.stack([attend(*(x[i] for x in inputs), masks[i]) for i in range(3)])
     close(torch.vmap(attend)(*inputs, masks), expected)
@@ -281,9 +241,8 @@ def test_torch_func(attend):
 
     each = torch.vmap(torch.func.grad(score, argnums=(0, 1, 2)))(*inputs)
     for i in range(3):
-        sample = [x[i].clone().requires_grad_() for x in inputs]
-        for a, b in zip(each, torch.autograd.grad(score(*sample), sample), strict=True):
-            close(a[i], b)
+        sample = leaves([x[i] for x in inputs])
+        close([x[i] for x in each], list(torch.autograd.grad(score(*sample), sample)))
     hessian = torch.func.jacrev(torch.func.grad(score))(*one)
     close(hessian, torch.autograd.functional.hessian(lambda q: score(q, *one[1:]), one[0]))
 
@@ -292,7 +251,7 @@ def test_torch_func(attend):
 @pytest.mark.parametrize("dim", [None, 0, -1])
 def test_the_gradient_of_a_mask_under_vmap(shape, dim):
     """One that all share, or one for each, with its batch in front or at the end."""
-    inputs = draw(3, 2)
+    inputs = draw(3, 2, queries=5)
     biases = torch.randn(3, *shape, dtype=torch.float64)
     biases = biases if dim is not None else biases[:1].expand(3, *shape)
 
@@ -303,10 +262,8 @@ def test_the_gradient_of_a_mask_under_vmap(shape, dim):
     given = biases[0] if dim is None else biases.movedim(0, dim)
     found = each(given, *inputs)
     for i in range(3):
-        leaves = [x[i].clone().requires_grad_() for x in (biases, *inputs)]
-        expected = torch.autograd.grad(score(*leaves), leaves)
-        for a, b in zip(found, expected, strict=True):
-            close(a[i], b)
+        own = leaves([x[i] for x in (biases, *inputs)])
+        close([x[i] for x in found], list(torch.autograd.grad(score(*own), own)))
 
 
 GRAPHS = """
@@ -352,7 +309,11 @@ for strict in (False, True):
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.costly(
+    "graphs/{heads}",
+    *("attnlib/flash/*.py", "attnlib/multi_head.py", "attnlib/scaled_dot_product.py"),
+    *("attnlib/transformer.py", "attnlib/fused.py", "attnlib/base.py"),
+)
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="the page says PyTorch 2.13")
 @pytest.mark.parametrize("heads", ["scaled dot product", "tiles", "auto"])
 def test_one_graph_and_free_sizes_with_gradients(heads):
@@ -372,11 +333,10 @@ def test_shapes_without_numbers():
 
 
 def test_checkpoints_and_counted_operations():
-    inputs = draw(2, grad=True)
+    inputs = draw(2, queries=5, grad=True)
     expected = torch.autograd.grad(flash_attention(*inputs).cos().sum(), inputs)
     output = checkpoint(flash_attention, *inputs, use_reentrant=False)
-    for a, b in zip(torch.autograd.grad(output.cos().sum(), inputs), expected, strict=True):
-        close(a, b)
+    close(torch.autograd.grad(output.cos().sum(), inputs), expected)
     with FlopCounterMode(display=False) as counter:
         flash_attention(*(x.detach() for x in inputs), block_size=3)
     assert counter.get_total_flops() == 2 * 2 * 5 * 6 * (4 + 3)

@@ -17,15 +17,14 @@ from attnlib import (
     LearnedBiasAttention,
     Projection,
     ScaledDotProductAttention,
-    add_sink,
     flash_attention,
     parallel,
 )
 from attnlib.feed_forward import FeedForwardNetwork
-from attnlib.multi_head import repeat_heads
 from attnlib.parallel import run
 from attnlib.parallel.collectives import Traffic
 from attnlib.testing import check_attention
+from drawn import attention, close, draw, leaves, normal
 
 SIZES = {"vocab_size": 11, "context_length": 16, "embed_dim": 8, "num_layers": 2}
 
@@ -37,10 +36,6 @@ def refused(function, *args, **options):
     return str(error.value)
 
 
-def close(a, b):
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-12)
-
-
 def rows_of(mask, rank, ranks):
     """A mask for the queries of a rank, out of one for all."""
     if mask is None or mask.dim() < 2 or mask.shape[-2] == 1:
@@ -50,36 +45,27 @@ def rows_of(mask, rank, ranks):
 
 def heads_equal_one_call(rank, heads, kv_heads, queries, kind, options):
     """Output, log-sum-exp and all gradients, among them those of mask and sink."""
-    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     ranks = dist.get_world_size()
-    shapes = (heads, queries, 4), (kv_heads, 8, 4), (kv_heads, 8, 3)
-    whole = [torch.randn(2, *shape, requires_grad=True) for shape in shapes]
-    sink = torch.randn(heads, 1, requires_grad=True) if kind else None
+    whole = draw(2, heads, kv_heads=kv_heads, queries=queries, keys=8, grad=True)
+    sink = normal(heads, 1, seed=3, grad=True) if kind else None
     mask = MASKS[kind](heads, queries)
-    own = [x.detach().chunk(ranks, -2)[rank].clone().requires_grad_() for x in whole]
+    own = leaves(x.chunk(ranks, -2)[rank] for x in whole)
     rows = rows_of(mask, rank, ranks)
     given = options | {"mask": rows, "sink": sink, "return_lse": True}
-    output, lse = parallel.head_attention(*own, **given)
-    q, k, v = whole
-    k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
-    expected = flash_attention(q, k, v, mask, **options, return_lse=True)
-    expected = expected if sink is None else add_sink(*expected, sink)
-    for x, y in zip((output, lse), expected, strict=True):
-        assert close(x, y.chunk(ranks, 2)[rank])
-    grad = torch.randn_like(expected[0])
+    found = parallel.head_attention(*own, **given)
+    expected = attention(*whole, mask, **options, sink=sink)
+    close(found, tuple(y.chunk(ranks, 2)[rank] for y in expected))
+    grad = normal(*expected[0].shape, seed=9)
     learns = mask is not None and mask.requires_grad
     wanted = torch.autograd.grad(expected[0], [*whole, *[mask] * learns], grad)
     mine = grad.chunk(ranks, -2)[rank]
-    found = torch.autograd.grad(output, [*own, *[rows] * learns], mine)
-    for x, y in zip(found, wanted, strict=True):
-        assert close(x, y.chunk(ranks, -2)[rank])
+    gradients = torch.autograd.grad(found[0], [*own, *[rows] * learns], mine)
+    close(gradients, tuple(y.chunk(ranks, -2)[rank] for y in wanted))
     if sink is None:  # the way without a log-sum-exp
         plugged = parallel.HeadAttention(**options).attend_groups(*own, rows)
-        assert close(plugged, output)
-        found = torch.autograd.grad(plugged, own, mine)
-        for x, y in zip(found, wanted, strict=False):
-            assert close(x, y.chunk(ranks, -2)[rank])
+        close(plugged, found[0])
+        close(torch.autograd.grad(plugged, own, mine), gradients[:3])
 
 
 MASKS = {
@@ -88,8 +74,8 @@ MASKS = {
     "keys": lambda heads, queries: torch.rand(2, 1, 1, 8) < 0.6,
     "one row": lambda heads, queries: torch.rand(8) < 0.6,
     "heads": lambda heads, queries: torch.rand(heads, queries, 8) < 0.6,
-    "numbers": lambda heads, queries: torch.randn(heads, queries, 8, requires_grad=True),
-    "shared": lambda heads, queries: torch.randn(queries, 8, requires_grad=True),
+    "numbers": lambda heads, queries: normal(heads, queries, 8, grad=True),
+    "shared": lambda heads, queries: normal(queries, 8, grad=True),
 }
 
 
@@ -252,7 +238,7 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads, kind):
         b.zero_grad()
         own_loss.backward()
         b.step()
-        assert close(mean, loss.detach()), f"step {step}: {mean} is not {loss}"
+        close(mean, loss.detach())
     for (name, x), y in zip(model.named_parameters(), one.parameters(), strict=True):
         assert torch.allclose(x.full_tensor(), y, rtol=0, atol=1e-10), name
 
@@ -302,7 +288,7 @@ def projections_split(rank):
     parallel.SplitColumns()._apply(network.linear_1, mesh)
     parallel.SplitRows()._apply(network.linear_2, mesh)
     output = network(x)
-    assert close(output, expected)
+    close(output, expected)
     assert network.linear_1(x).shape[-1] == 8 // mesh.size()
     said = []
     for style, layer in (
@@ -391,7 +377,7 @@ def read(rank, folder, tensor):
         return step, model(torch.arange(10)[None]).tolist(), float(sum(moments))
 
 
-@pytest.mark.thorough("25_heads_layers_copies", "checkpoints")
+@pytest.mark.costly("training/checkpoints", "attnlib/parallel/*.py")
 def test_a_checkpoint_is_read_by_other_ranks(tmp_path):
     written = run(write, 4, tmp_path, 2)[0]
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -23,6 +23,7 @@ PROGRAM = ROOT / "examples" / "train_long.py"
 SPEC = importlib.util.spec_from_file_location("train_long", PROGRAM)
 TRAIN = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(TRAIN)
+DEPENDS = "examples/train_long.py", "attnlib/parallel/*.py", "attnlib/transformer.py"
 EVERY, STEPS = 3, 24
 PATIENCE = 240  # seconds, where a machine is busy with something else
 SIZES = {"tokens": 16, "width": 16, "heads": 4, "layers": 1, "batch": 4}
@@ -220,7 +221,7 @@ def test_killed_it_goes_on(tmp_path, expected):
     kill_often(tmp_path, expected, random.Random(24), 4)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly("training/kills", *DEPENDS)
 def test_many_kills_lose_nothing(tmp_path, expected, record_testsuite_property):
     cut = kill_often(tmp_path, expected, random.Random(25), 40)
     record_testsuite_property("cut off in writing", cut)
@@ -237,7 +238,7 @@ def start_and_kill_one(folder, layout, kills):
     return process
 
 
-@pytest.mark.thorough
+@pytest.mark.costly("training/torchrun", *DEPENDS)
 def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
     process = start_and_kill_one(tmp_path, LAYOUTS[0], 1)
     try:
@@ -248,7 +249,7 @@ def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
     assert len(losses(tmp_path)) > STEPS or losses(tmp_path)[0][0] == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.costly("training/torchrun", *DEPENDS)
 def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
     process = start_and_kill_one(tmp_path, LAYOUTS[2], 2)
     try:
@@ -269,7 +270,7 @@ def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
         ((2, 1, 1, "heads"), {"batch": 1}, "expected 2 texts or more"),
     ],
 )
-@pytest.mark.thorough
+@pytest.mark.costly("training/refusals", *DEPENDS)
 def test_sizes_that_do_not_fit_are_refused(tmp_path, layout, sizes, said):
     process = torchrun(tmp_path, layout, 0, **sizes)
     try:

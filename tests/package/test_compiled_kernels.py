@@ -1,31 +1,25 @@
 """The kernels compiled for GPUs that are not here: they fit, and use the tensor cores.
 
-Triton can't compile in a process that interprets, as this one does, so that
-benchmarks/flash_kernels.py runs in processes of its own.
+Triton can't compile in a process that interprets, as this one does, so that the programs in
+benchmarks/ run in processes of their own.
 """
 
-import importlib.util
 import itertools
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-RECORD = BENCHMARKS / "results" / "flash_kernels.json"
+from drawn import BENCHMARKS, attention, close, normal, require_triton, run_compiled
 
-if importlib.util.find_spec("triton") is None:
-    if os.environ.get("CI") and sys.platform == "linux":
-        pytest.fail("no triton found, but CI has to compile the kernels", pytrace=False)
-    pytest.skip("no triton found", allow_module_level=True)
-
+require_triton()
 sys.path.insert(0, str(BENCHMARKS))
+import triton  # noqa: E402
 from flash_gpu import GPU, as_table, candidates, why_not  # noqa: E402
 from flash_kernels import KERNELS, Case, assembler, cases, resources  # noqa: E402
+from flash_ladder import STEPS, WIDTH, constants, step_kernel  # noqa: E402
 
 from attnlib.flash_triton import SETTINGS, Setting, choose_setting  # noqa: E402
 
@@ -43,163 +37,199 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 SPILL_LIMIT = {128: 112, 256: 120}
 OTHER_SPILL_LIMIT = 320  # the settings were chosen for no mask, and no heads that share
 
-REPORT = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
-ptxas info    : Function properties for forward_kernel
-    24 bytes stack frame, 20 bytes spill stores, 16 bytes spill loads
-ptxas info    : Used 168 registers, used 1 barriers, 24 bytes cumulative stack size
-"""
+# Kernels for few queries have one setting for all GPUs, of which 8.6 is the smallest.
+FEW_QUERIES = ("split", "merge", "paged", "fold")
+FEW_SHARED_LIMIT, FEW_SPILL_LIMIT = 99 * 1024, 40
 
-SERIALIZED = (
-    "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are "
-    "serialized due to non wgmma instructions defining accumulator registers\n"
-)
+
+def limits(row):
+    """Bytes of shared memory, bytes spilled, and the instruction that multiplies tiles."""
+    multiplies = row["kernel"] not in ("statistics", "merge", "fold")
+    if row["kernel"] in FEW_QUERIES:
+        wanted = "mma.sync" if multiplies and row["dtype"] != "fp32" else None
+        return FEW_SHARED_LIMIT, FEW_SPILL_LIMIT, wanted
+    spilled = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
+    chosen_for = row["mask"] == "none" and row["group"] == 1
+    wanted = TENSOR_CORE.get(row["capability"])
+    if wanted and row["dtype"] == "fp32":  # tiles are small there
+        wanted = None if row["precision"] == "ieee" else "mma.sync"
+    return (
+        SHARED_LIMIT[row["capability"]],
+        spilled if chosen_for else OTHER_SPILL_LIMIT,
+        wanted if multiplies else None,
+    )
 
 
 def problems(row):
     """What is wrong with one compiled kernel, in words."""
-    found = []
-    if row["shared"] > SHARED_LIMIT[row["capability"]]:
+    found, (shared, spilled, wanted) = [], limits(row)
+    if row["shared"] > shared:
         found.append(f"{row['shared']} bytes of shared memory")
-    if row["tensor_memory"] > TENSOR_MEMORY_LIMIT:
+    if row.get("tensor_memory", 0) > TENSOR_MEMORY_LIMIT:
         found.append(f"{row['tensor_memory']} columns of tensor memory")
-    limit = min(SPILL_LIMIT[dim] for dim in SPILL_LIMIT if row["dim"] <= dim)
-    chosen_for = row["mask"] == "none" and row["group"] == 1
-    limit = limit if chosen_for else OTHER_SPILL_LIMIT
-    if max(row["spill_stores"], row["spill_loads"]) > limit:
+    if max(row["spill_stores"], row["spill_loads"]) > spilled:
         found.append(f"{row['spill_stores']} + {row['spill_loads']} bytes spilled")
     if row["serialized"]:
         found.append("wgmma instructions serialized")
-    wanted = TENSOR_CORE.get(row["capability"])
-    exact = row["dtype"] == "fp32" and row["precision"] == "ieee"
-    multiplies = row["kernel"] != "statistics" and not exact
-    if wanted and row["dtype"] == "fp32":
-        wanted = "mma.sync"  # tiles are small there
-    if wanted and multiplies and wanted not in row["tensor_core"]:
+    if wanted and wanted not in row["tensor_core"]:
         found.append(f"no {wanted}")
     return found
 
 
-def run(*command):
-    """What a script prints, in a process that does not interpret."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent)))
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def compiled(program, *options):
+    """What a program in benchmarks/ prints, one kernel a line; with all that is wrong."""
+    rows = map(json.loads, run_compiled(BENCHMARKS / program, *options))
+    return list(rows)
 
 
-@pytest.fixture(scope="module")
-def capability(pytestconfig):
-    """The one that is compiled for; with `--thorough` all of them, which is 0."""
-    return 0 if pytestconfig.getoption("--everything") else 90
+def unfit(rows):
+    return {str(row): words for row in rows if (words := problems(row))}
 
 
-def compiled(which, capability):
-    """What benchmarks/flash_kernels.py finds."""
-    found = run(BENCHMARKS / "flash_kernels.py", which, "--json", str(capability))
-    return [json.loads(line) for line in found]
+def recorded(name, capability, kernels="kernels"):
+    """The rows of a record for one capability; they are of this Triton."""
+    path = BENCHMARKS / "results" / f"{name}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["triton"] == triton.__version__
+    return [row for row in record[kernels] if row["capability"] == capability]
 
 
-@pytest.fixture(scope="module")
-def rows(capability, pytestconfig):
-    """The kernels of the record."""
-    if capability and "flash_triton" not in pytestconfig.changed:
-        pytest.skip("unchanged; --thorough compiles them")
-    return compiled("--record", capability)
+# ── compiled, each kind for each capability ──────────────────────────────────────────
 
 
-def test_all_were_compiled(rows, capability):
-    """None is missing."""
-    names = Case._fields
-    wanted = [c for c in cases("record") if capability in (0, c.capability)]
-    found = [Case(*(row[name] for name in names)) for row in rows]
-    assert [case._replace(setting=tuple(case.setting)) for case in found] == wanted
+FLASH = ("attnlib/flash_triton/*.py", "benchmarks/flash_kernels.py")
+RECORD = "benchmarks/results/flash_kernels.json"
 
 
-def test_resources_and_instructions(rows):
-    """Shared memory, spills and tensor cores, with the settings of the table."""
-    rows = [row for row in rows if not row["setting"]]  # of the others, one is too large
-    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
-    assert not {case: words for case, words in bad.items() if words}
+@pytest.mark.costly("kernels/flash-{capability}", *FLASH, RECORD)
+@pytest.mark.parametrize("capability", [75, 80, 90, 100])
+def test_flash(capability):
+    """What the record has, and every kind of mask: all that chapter 15 prints is so."""
+    for which in ["cores"] if capability == 75 else ["record", "masks"]:
+        rows = compiled("flash_kernels.py", f"--{which}", "--json", str(capability))
+        found = [Case(*(row[name] for name in Case._fields)) for row in rows]
+        found = [case._replace(setting=tuple(case.setting)) for case in found]
+        assert found == [c for c in cases(which) if c.capability == capability]
+        if which == "record":
+            assert rows == recorded("flash_kernels", capability)
+            rows = [
+                row for row in rows if not row["setting"]
+            ]  # of others, one is too large
+        assert not unfit(rows)
 
 
-def test_every_kind_of_mask(capability, pytestconfig):
-    """Each kernel with each, with full tiles and with others."""
-    if capability and "flash_triton" not in pytestconfig.changed:
-        pytest.skip("unchanged; --thorough compiles them")
-    rows = compiled("--masks", capability)
-    found = {(r["kernel"], r["capability"], r["mask"], r["even"]) for r in rows}
-    kernels = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
-    capabilities = [capability] if capability else [80, 90, 100]
-    masks, even = ("none", "boolean", "additive", "window"), (True, False)
-    assert found == set(itertools.product(kernels, capabilities, masks, even))
-    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
-    assert not {case: words for case, words in bad.items() if words}
-
-
-def test_kernels_for_a_t4(capability):
-    """7.5 has 64 KB, and no tensor cores that Triton uses: tiles of its own."""
-    if capability:
-        pytest.skip("--thorough compiles them")
-    rows = compiled("--cores", 75)
-    assert [row["kernel"] for row in rows] == [case.kernel for case in cases("cores")]
-    bad = {str(Case(*(row[n] for n in Case._fields))): problems(row) for row in rows}
-    assert not {case: words for case, words in bad.items() if words}
-
-
-def test_a_multiply_add_is_one_instruction(capability, pytestconfig):
+@pytest.mark.costly("kernels/fusion-{capability}", *FLASH, RECORD)
+@pytest.mark.parametrize("capability", [90])
+def test_a_multiply_add_is_one_instruction(capability):
     """As the launch says: without, each score and weight takes two."""
-    if capability and "flash_triton" not in pytestconfig.changed:
-        pytest.skip("unchanged; --thorough compiles them")
-    rows = compiled("--fusion", 90)
-    assert json.loads(RECORD.read_text(encoding="utf-8"))["fusion"] == rows
+    rows = compiled("flash_kernels.py", "--fusion", "--json", str(capability))
+    assert rows == recorded("flash_kernels", capability, "fusion")
     numbers = {(row["kernel"], row["fused"]): row["multiply_adds"] for row in rows}
-    kernels = {kernel for kernel, _ in numbers}
-    assert len(kernels) >= 3
-    for kernel in kernels:  # a thread has at least 16 scores
+    assert {kernel for kernel, _ in numbers} == set(KERNELS)
+    for kernel in KERNELS:  # a thread has at least 16 scores
         assert numbers[kernel, True] >= numbers[kernel, False] + 16, numbers
 
 
-def test_the_record_is_up_to_date(rows, capability):
-    """What chapter 15 prints is what this Triton makes of these kernels."""
-    import triton
+@pytest.mark.costly(
+    "kernels/split-{capability}",
+    *("attnlib/flash_triton/*.py", "benchmarks/split_kernels.py"),
+    "benchmarks/results/split_kernels.json",
+)
+@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+def test_split(capability):
+    """What appendix E prints, and each dtype, width and kind of mask."""
+    rows = compiled("split_kernels.py", "--all", "--json", str(capability))
+    assert not unfit(rows)
+    record = recorded("split_kernels", capability)
+    assert [row for row in rows if row in record] == record
+    names = ("dtype", "dim", "rows", "mask", "causal")
+    made = [tuple(row[n] for n in names) for row in rows if row["kernel"] == "split"]
+    dtypes, masks = ("fp16", "bf16", "fp32"), ("none", "boolean", "additive", "window")
+    wide = itertools.product(dtypes, (16, 64, 96, 128, 256), (1, 32), ["additive"], [True])
+    hidden = itertools.product(["fp16"], (128, 256), [8], masks, (False, True))
+    assert {*wide, *hidden} <= set(made)
+    merged = {(r["dtype"], r["dim"]) for r in rows if r["kernel"] == "merge"}
+    assert merged == {(dtype, dim) for dtype, dim, *_ in made}
 
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    kernels = [k for k in record["kernels"] if capability in (0, k["capability"])]
-    assert (record["triton"], kernels) == (triton.__version__, rows)
+
+@pytest.mark.costly(
+    "kernels/paged-{capability}",
+    *("attnlib/flash_triton/*.py", "attnlib/paged.py", "benchmarks/paged_kernels.py"),
+)
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_paged(capability):
+    """Each dtype and width, one query and many, pages of a power of two and others."""
+    rows = compiled("paged_kernels.py", str(capability))
+    assert len(rows) == 2 * (3 * 3 * 2 + 2)
+    assert {row["kernel"] for row in rows} == {"paged", "fold"}
+    assert not unfit(rows)
 
 
-# Goes through a launch up to the GPU. A stand-in says that there is one; Triton then finds
-# types and constants by itself.
+@pytest.mark.costly(
+    "kernels/ladder", "benchmarks/flash_ladder.py", "benchmarks/results/flash_ladder.json"
+)
+def test_ladder():
+    """What chapter 15's table of steps prints."""
+    program = (
+        "import json, flash_ladder as x\nfor s in x.STEPS: print(json.dumps(x.row_of(s)))"
+    )
+    record = json.loads((BENCHMARKS / "results/flash_ladder.json").read_text("utf-8"))
+    assert record["triton"] == triton.__version__
+    assert [json.loads(line) for line in run_compiled("-c", program)] == record["steps"]
+    work = [row["instructions"] for row in record["steps"]]
+    assert all(work[i] < work[i - 1] for i in (1, 2, 3, 4, 6))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_each_step_of_the_ladder_computes_causal_attention(step):
+    dtype = torch.float32 if step.dtype == "fp32" else torch.float16
+    q, k, v = (normal(2, 256, WIDTH, seed=seed, dtype=dtype) for seed in range(3))
+    out = torch.full_like(q, torch.nan)
+    step_kernel[256 // step.rows, 2](q, k, v, out, 256, WIDTH**-0.5, **constants(step))
+    expected, _ = attention(*(x.double() for x in (q, k, v)), causal=True)
+    close(out.double(), expected, atol=1e-5 if dtype == torch.float32 else 2e-3)
+
+
+HOPPER = ("benchmarks/flash_hopper.py", "benchmarks/results/flash_hopper.json")
+
+
+@pytest.mark.costly("kernels/hopper-{capability}", *HOPPER)
+@pytest.mark.parametrize("capability", [90, 100])
+def test_hopper(capability):
+    """What Triton makes of what Hopper brings, and what it refuses."""
+    rows = compiled("flash_hopper.py", "--json", str(capability))
+    assert rows == recorded("flash_hopper", capability)
+    for row in rows:
+        if "refused" not in row:
+            product = "wgmma" if capability == 90 else "tcgen05"
+            assert row[product] > 0 and (row["bulk"] > 0) == row["descriptors"]
+            assert (row["async"] > 0) != row["descriptors"]
+
+
+@pytest.mark.costly("kernels/hopper", *HOPPER)
+def test_what_hopper_brings_is_right():
+    """Descriptors, roles and persistent programs give the same, in the interpreter."""
+    found = run_compiled(BENCHMARKS / "flash_hopper.py", "--dry-run")
+    assert len(set(found)) == 8 and all(line.startswith("agrees: ") for line in found)
+
+
+# ── through a launch, up to the GPU ──────────────────────────────────────────────────
+
+
+# A stand-in says that there is a GPU; Triton then finds types and constants by itself.
 STAND_IN = """
 import os
 import sys
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
+from split_kernels import NoGPU
 from triton.runtime import driver
 
 from attnlib.flash_triton import launch
 
-CAPABILITY = int(sys.argv[1])
+CAPABILITY = NoGPU.capability = int(sys.argv[1])
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"  # a later Triton's default
-
-
-class NoGPU:
-    def get_current_target(self):
-        return GPUTarget("cuda", CAPABILITY, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 driver.set_active(NoGPU())
 launch.capability_of = lambda tensor: CAPABILITY
 """
@@ -212,7 +242,8 @@ def compare(kernel, grid, arguments):
     done = kernel.warmup(grid=grid, **arguments)
     found, name = done.src, kernel.__name__.removesuffix("_kernel")
     name = "all_gradients" if arguments.get("WITH_QUERY") else name
-    expected, options = flash_kernels.source(flash_kernels.Case(name, 90, "fp16", 128))
+    case = flash_kernels.Case(name, CAPABILITY, "fp16", 128)
+    expected, options = flash_kernels.source(case)
     used = {option: getattr(done.metadata, option) for option in options}
     assert used == options, (used, options)
     assert found.signature == expected.signature, (found.signature, expected.signature)
@@ -231,15 +262,6 @@ for same_bits in (False, True):
     torch.use_deterministic_algorithms(same_bits)
     launch.run_backward(*inputs, None, output, numbers, True, 0.1, (True, True))
 """
-
-
-@pytest.mark.thorough
-def test_a_launch_compiles_the_same():
-    """Types, constants and what 16 divides are what Triton finds in a launch."""
-    kernels = ["forward", "statistics", "all_gradients"]
-    kernels += ["query_gradient", "key_value_gradient"]
-    assert run("-c", STAND_IN + LAUNCH, "90") == kernels
-
 
 # A size or a stride of 1 becomes a constant, one that 16 divides is known to be so: each
 # makes another program. Triton would compile them at the first launch, before a user.
@@ -263,12 +285,9 @@ def masks(kind, batch, heads, queries, keys):
 
 launch.launch = compile_it
 sizes = ((1, 1, 1, 1, 1), (2, 1, 1, 40, 17), (1, 2, 40, 1, 16), (1, 1, 1, 64, 64))
-kinds, causal, windows = ("none", "boolean", "additive"), (False, True), (None, 1, 16)
-if sys.argv[2] == "few":
-    sizes, causal, windows = sizes[:2], (True,), (None, 1)
-for size, kind, is_causal, window in itertools.product(sizes, kinds, causal, windows):
-    if window is not None and (kind == "boolean" or size[2:4] == (1, 1)):
-        continue  # one kind of mask beside it, and something to hide
+ways = [("none", True, None), ("boolean", False, None)]
+ways += [("additive", True, 16), ("none", False, 1)]  # beside a window
+for size, (kind, is_causal, window) in itertools.product(sizes, ways):
     batch, heads, queries, keys, dim = size
     mask = masks(kind, batch, heads, queries, keys)
     query = torch.zeros(batch, queries, heads, dim).half().transpose(1, 2)
@@ -283,20 +302,39 @@ for size, kind, is_causal, window in itertools.product(sizes, kinds, causal, win
 """
 
 
-@pytest.mark.parametrize("of", (75, 80, 90, 100))
-def test_sizes_that_become_constants(of, capability, pytestconfig):
+@pytest.mark.costly("kernels/launch-{capability}", *FLASH, "benchmarks/split_kernels.py")
+@pytest.mark.parametrize("capability", [90])
+def test_a_launch_compiles_the_same(capability):
+    """Types, constants and what 16 divides are what Triton finds in a launch."""
+    kernels = ["forward", "statistics", "all_gradients"]
+    kernels += ["query_gradient", "key_value_gradient"]
+    assert run_compiled("-c", STAND_IN + LAUNCH, str(capability)) == kernels
+
+
+@pytest.mark.costly("kernels/sizes-{capability}", *FLASH, "benchmarks/split_kernels.py")
+@pytest.mark.parametrize("capability", [75, 80, 90, 100])
+def test_sizes_that_become_constants(capability):
     """One batch, one head, one query, one key, one feature, with every kind of mask."""
-    if capability not in (0, of):
-        pytest.skip("--thorough compiles for each")
-    if capability and "flash_triton" not in pytestconfig.changed:
-        pytest.skip("unchanged; --thorough compiles them")
-    few = "few" if capability else "all"
     kernels = ["forward", "statistics", "key_value_gradient"]
     kernels += ["query_gradient", "key_value_gradient"]
-    times = 2 * 3 if capability else 4 * 3 * 2
-    times += 2 if capability else 3 * 2 * 2 * 2  # with windows
-    names = [f"{kernel}_kernel" for kernel in kernels] * times
-    assert run("-c", STAND_IN + SIZES, str(of), few) == names
+    names = [f"{kernel}_kernel" for kernel in kernels] * (4 * 4)
+    assert run_compiled("-c", STAND_IN + SIZES, str(capability)) == names
+
+
+# ── what judges and tunes them ───────────────────────────────────────────────────────
+
+
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'forward_kernel' for 'sm_90a'
+ptxas info    : Function properties for forward_kernel
+    24 bytes stack frame, 20 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 24 bytes cumulative stack size
+"""
+
+SERIALIZED = (
+    "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized due to non wgmma instructions defining accumulator registers\n"
+)
 
 
 def test_the_report_of_ptxas_is_read():
@@ -314,6 +352,7 @@ GOOD = {
     **{"shared": 1000, "spill_stores": 0, "spill_loads": 0, "serialized": False},
     **{"tensor_core": ["wgmma.mma_async"], "tensor_memory": 0},
 }
+SPLIT = {"kernel": "split", "tensor_core": ["mma.sync"]}
 
 
 @pytest.mark.parametrize(
@@ -342,6 +381,15 @@ GOOD = {
          ["65540 bytes of shared memory"]),
         ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
          ["102400 bytes of shared memory"]),
+        (SPLIT, []),
+        (SPLIT | {"shared": 99 * 1024 + 1}, ["101377 bytes of shared memory"]),
+        (SPLIT | {"spill_stores": 40, "mask": "boolean"}, []),
+        (SPLIT | {"spill_stores": 44}, ["44 + 0 bytes spilled"]),
+        (SPLIT | {"tensor_core": []}, ["no mma.sync"]),
+        (SPLIT | {"tensor_core": [], "dtype": "fp32"}, []),
+        (SPLIT | {"tensor_core": [], "kernel": "merge"}, []),
+        (SPLIT | {"tensor_core": [], "kernel": "fold"}, []),
+        (SPLIT | {"tensor_core": [], "kernel": "paged"}, ["no mma.sync"]),
     ],
 )  # fmt: skip
 def test_a_fault_is_noticed(change, words):
@@ -361,53 +409,6 @@ def test_the_assembler_is_the_one_that_triton_calls(tmp_path, name):
         with (tmp_path / "log").open("w") as log:
             subprocess.run([tool, "-v", "kernel.ptx"], check=True, stderr=log)
     assert called == {"report": "report\n", "name": f"{name} 13.1"}
-
-
-# What this GPU can't do, by name, with a tensor that says that it lies there.
-ON_A_T4 = """
-from types import SimpleNamespace
-from unittest.mock import patch
-
-from attnlib.flash import BACKENDS
-from attnlib.flash_triton import attention
-
-attention.capability_of = lambda tensor: CAPABILITY
-torch.cuda.get_device_capability = lambda device: divmod(CAPABILITY, 10)
-
-
-def there(dtype, width):
-    shape = (8, width)
-    return SimpleNamespace(is_cuda=True, device="cuda", dtype=dtype, shape=shape)
-
-
-for dtype in (torch.float16, torch.float32, torch.bfloat16):
-    tensor = there(dtype, 128)
-    suits = BACKENDS["triton"].suits(tensor, tensor, tensor, None, False)
-    print(suits, attention.refusal(tensor, tensor, None))
-half, wide = there(torch.float16, 64), there(torch.float16, 129)
-print(attention.refusal(half, wide, None))
-with patch.object(triton, "__version__", "3.3.1"):
-    print(attention.refusal(half, half, None))
-"""
-
-
-@pytest.mark.thorough
-def test_what_a_t4_takes():
-    """16 and 32 bits, but no bfloat16; never by itself."""
-    found = run("-c", STAND_IN + ON_A_T4, "75")
-    tiles = 'on a GPU of compute capability 7.5; backend="torch" has tiles for all'
-    assert found == [
-        "False None",
-        "False None",
-        f"False query: expected float16 or float32, got torch.bfloat16 {tiles}",
-        f"value: expected at most 128 features, got shape (8, 129) {tiles}",
-        f"expected triton 3.4 or newer {tiles}, got 3.3.1",
-    ]
-    expected = "query: expected a GPU of compute capability 7.5 or higher, got (7, 0)"
-    found = run("-c", STAND_IN + ON_A_T4, "70")
-    assert found[0] == f"False {expected}" and expected in found[3]
-    found = run("-c", STAND_IN + ON_A_T4, "80")
-    assert found[:4] == ["True None", "False None", "True None", "None"]
 
 
 def test_tiles_for_a_t4():
@@ -479,32 +480,3 @@ def test_tuning_writes_the_table():
         '    (75, "query_gradient", 64): Setting(32, 32, 4, 1),',
         "SETTINGS_FLOAT32",
     ]
-
-
-HOPPER = BENCHMARKS / "flash_hopper.py"
-
-
-@pytest.mark.thorough
-def test_what_hopper_brings_is_right():
-    """Descriptors, roles and persistent programs give the same, in the interpreter."""
-    found = run(HOPPER, "--dry-run")
-    assert len(set(found)) == 8 and all(line.startswith("agrees: ") for line in found)
-
-
-def test_what_hopper_brings_is_recorded(capability):
-    """What Triton makes of it, and what it refuses; the page shows these numbers."""
-    import triton
-
-    record = json.loads((BENCHMARKS / "results/flash_hopper.json").read_text("utf-8"))
-    assert record["triton"] == triton.__version__
-    for row in record["kernels"]:
-        if "refused" not in row:
-            product = "wgmma" if row["capability"] == 90 else "tcgen05"
-            assert row[product] > 0 and (row["bulk"] > 0) == row["descriptors"]
-            assert (row["async"] > 0) != row["descriptors"]
-    if capability:
-        pytest.skip("--thorough compiles them")
-    for capability in (90, 100):
-        rows = [row for row in record["kernels"] if row["capability"] == capability]
-        found = [json.loads(line) for line in run(HOPPER, "--json", str(capability))]
-        assert found == rows
