@@ -159,7 +159,7 @@ def test_other_heads_and_caches_give_the_same(tmp_path):
     assert torch.equal(ours.generate(ids, 12, temperature=0.0, cache=ring), text)
     for heads, said in (
         (FlashAttention(causal=True), "window=5, got None"),
-        (LearnedBiasAttention(4, causal=True), "without parameters"),
+        (LearnedBiasAttention(4, causal=True, window=5), "without parameters"),
     ):
         with pytest.raises(ValueError, match=f"attention: expected .*{said}"):
             Llama.from_pretrained(tmp_path, attention=heads)

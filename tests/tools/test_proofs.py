@@ -133,6 +133,9 @@ def test_quick():
 """
 
 
+many = pytest.mark.costly("proofs", "tests/costly.py", ".github/workflows/proof.yml")
+
+
 @pytest.fixture
 def suite(tmp_path):
     """Forty proofs, the first two of two tests each, and a quick test."""
@@ -158,6 +161,7 @@ def ran(suite, *options):
     return dict(re.findall(r"(test_\w+(?:\[\w+\])?) (PASSED|FAILED)", done.stdout))
 
 
+@many
 def test_what_was_proven_runs_no_more_but_for_a_few(suite):
     assert len(ran(suite)) == 43  # nothing is on record
     assert "test_quick" not in ran(suite, "--prove") and len(read_record(suite)) == 40
@@ -171,6 +175,7 @@ def test_what_was_proven_runs_no_more_but_for_a_few(suite):
     assert len(ran(suite)) == 43
 
 
+@many
 def test_what_has_changed_runs_and_is_not_proven_until_it_passes(suite):
     ran(suite, "--prove")
     (suite / "data" / "07.txt").write_text("bad")
@@ -184,6 +189,7 @@ def test_what_has_changed_runs_and_is_not_proven_until_it_passes(suite):
     assert len(read_record(suite)) == 40
 
 
+@many
 def test_a_proof_of_two_tests_wants_both(suite):
     """Also of those that an option leaves out."""
     (suite / "second").write_text("bad")
@@ -196,6 +202,7 @@ def test_a_proof_of_two_tests_wants_both(suite):
     assert "--prove takes no files" in done.stderr
 
 
+@many
 def test_a_record_that_is_wrong_is_forgotten(suite):
     """By `--prove --everything`, where one fails; and of proofs that are no more."""
     ran(suite, "--prove")
@@ -206,6 +213,7 @@ def test_a_record_that_is_wrong_is_forgotten(suite):
     assert read_record(suite).keys() == {f"number/{n:02}" for n in range(2, 40)}
 
 
+@many
 def test_side_by_side_it_is_the_same(suite):
     side = ("-n", "2", "--dist", "loadscope")
     assert len(ran(suite, *side, "--prove")) == 0  # the lines of workers are others
@@ -216,6 +224,7 @@ def test_side_by_side_it_is_the_same(suite):
     assert "FAILED tests/test_numbers.py::test_number[30]" in done.stdout
 
 
+@many
 @pytest.mark.parametrize("ci", ["", "true"])
 def test_what_is_skipped_in_ci_has_to_be_known(suite, monkeypatch, ci):
     """Of all tests, that is: what is skipped every night runs nowhere."""
@@ -228,6 +237,7 @@ def test_what_is_skipped_in_ci_has_to_be_known(suite, monkeypatch, ci):
     assert (b"runs nowhere: Skipped: no such thing here" in done.stdout) is bool(ci)
 
 
+@many
 def test_the_nightly_run_leaves_nothing_out(suite):
     """Its shards are all of them, and each proof is in one."""
     jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]

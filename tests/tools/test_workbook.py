@@ -145,6 +145,7 @@ def test_the_site_is_built_if_it_is_missing(tmp_path, monkeypatch):
 # What the reader is told
 
 
+@in_use
 def test_a_wrong_turn_is_named(folder, ours):
     write(folder, ours | {LATER: ours[LATER].replace("causal=True", "causal=False")})
     done = check(folder, 3)

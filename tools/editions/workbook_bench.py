@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bookkit.chapters import read_chapters
+from bookkit.chapters import BookError, read_chapters
 from bookkit.modules import read_modules
 from bookkit.stage import in_a_fork, used
 from editions.blanks import read_blanks
@@ -26,7 +26,9 @@ class Bench:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
         # In a fork, as it imports attnlib, which each run is to import for itself.
-        in_a_fork(lambda: str(len(write_workbook(root, folder, None))))
+        said = in_a_fork(lambda: str(len(write_workbook(root, folder, None))))
+        if not said.isdigit():
+            raise BookError(f"the workbook cannot be written: {said}")
         self.data = read_data(folder)
         chapters, blanks = read_chapters(root), read_blanks(root)
         modules = read_modules(chapters)

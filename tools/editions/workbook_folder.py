@@ -9,7 +9,7 @@ from pathlib import Path
 from bookkit.chapters import write_text
 
 TESTED = ["attention", "properties", "refusals", "defaults", "bounds", "multi_head"]
-TESTED += ["plug_in_heads", "layer_norm", "feed_forward", "online_softmax", "flash"]
+TESTED += ["plug_in_heads", "norms", "feed_forward", "online_softmax", "flash"]
 TESTED += ["gradient_check", "backprop_attention", "backprop_layers"]
 TESTED += ["backprop_multi_head", "backprop_refusals", "backprop_transformer"]
 TESTED += ["rotary", "cache"]
@@ -44,9 +44,9 @@ def furnish(
         if path.name in ("__init__.py", "py.typed"):
             write_text(folder / path.relative_to(root), path.read_text("utf-8"))
     shutil.copyfile(root / "LICENSE", folder / "LICENSE")
-    for name in TESTED:
-        text = (root / "tests" / "package" / f"test_{name}.py").read_text("utf-8")
-        write_text(folder / "tests" / f"test_{name}.py", text)
+    for name in ("drawn", *(f"test_{name}" for name in TESTED)):
+        text = (root / "tests" / "package" / f"{name}.py").read_text("utf-8")
+        write_text(folder / "tests" / f"{name}.py", text)
     write_text(folder / "tests" / "conftest.py", CONFTEST)
     rows = []
     for known in data.values():
