@@ -221,7 +221,7 @@ def served(folder: Path, home: Path):
             time.sleep(0.1)
         raise TimeoutError(log.read_text("utf-8"))
     finally:
-        server.terminate()
+        server.kill()  # asked to end, it once did not
         server.wait()
 
 
