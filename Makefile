@@ -11,6 +11,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # Proofs and whole files, in their order, on each core up to four.
 SIDE_BY_SIDE = -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE += --durations 10 --durations-min 2
 READY = $(VENV)/requirements-installed
 # Hundreds of processes import the same modules: compiled once, whatever the machine's setting.
 export PYTHONDONTWRITEBYTECODE =
