@@ -130,6 +130,11 @@ def test_a_multiply_add_is_one_instruction(capability):
         assert numbers[kernel, True] >= numbers[kernel, False] + 16, numbers
 
 
+# What 32 queries of 256 features in float32 take is more than the registers there: right,
+# and slow. No other variant may be.
+SPILLING = {(86, "fp32", 256, 32), (90, "fp32", 256, 32)}
+
+
 @pytest.mark.costly(
     "kernels/split-{capability}",
     *("attnlib/flash_triton/*.py", "benchmarks/split_kernels.py"),
@@ -139,7 +144,8 @@ def test_a_multiply_add_is_one_instruction(capability):
 def test_split(capability):
     """What appendix E prints, and each dtype, width and kind of mask."""
     rows = compiled("split_kernels.py", "--all", "--json", str(capability))
-    assert not unfit(rows)
+    bad = {(r["capability"], r["dtype"], r["dim"], r["rows"]) for r in rows if unfit([r])}
+    assert bad == {case for case in SPILLING if case[0] == capability}
     record = recorded("split_kernels", capability)
     assert [row for row in rows if row in record] == record
     names = ("dtype", "dim", "rows", "mask", "causal")
