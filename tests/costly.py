@@ -186,7 +186,8 @@ class Record:
         self.passed[subject] += report.passed  # the setup of a test, and its call
         if self.passed[subject] == 2 * count:
             self.proven[subject] = key
-            if self.proving:
+            if self.proving and not hasattr(self.config, "workerinput"):
+                write_record(ROOT, read_record(ROOT) | self.proven)  # also if interrupted
                 seconds = self.seconds[subject]
                 print(f"\nproven: {subject}, {seconds:.0f} s ", end="", flush=True)
 
@@ -208,8 +209,9 @@ class Record:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.proving:
             record = read_record(ROOT) | self.proven
-            gone = self.failed | record.keys() - self.keys.keys()
-            write_record(ROOT, {s: key for s, key in record.items() if s not in gone})
+            known = self.keys or record  # of a run that was interrupted nothing is known
+            kept = known.keys() - self.failed
+            write_record(ROOT, {s: key for s, key in record.items() if s in kept})
 
     def pytest_terminal_summary(self, terminalreporter):
         for line in sorted(self.nowhere) if self.strict else ():
