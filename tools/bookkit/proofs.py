@@ -178,4 +178,7 @@ def read_record(root: Path) -> dict[str, str]:
 
 def write_record(root: Path, record: dict[str, str]) -> None:
     text = json.dumps(dict(sorted(record.items())), indent=0, ensure_ascii=False)
-    (root / RECORD).write_text(text + "\n", encoding="utf-8", newline="\n")
+    path = root / RECORD
+    new = path.with_suffix(".new")
+    new.write_text(text + "\n", encoding="utf-8", newline="\n")
+    new.replace(path)  # whole, for who reads it meanwhile
