@@ -2,14 +2,14 @@
 
     @pytest.mark.costly("figure/{name}", "book/_static/{name}.html")
 
-says of a test whose proof it is part of and what that depends on, besides the test's own
-file and all that these import; both are formatted with the test's parameters. A function
-among them is called with the parameters by name and gives text. Each notebook is the proof
-`notebook/NN_name`.
+says of a test whose proof it is part of and what that depends on, besides what the test
+uses of its own file and all that these import; both are formatted with its parameters. A
+function among them is called with the parameters by name and gives text. Each notebook is
+the proof `notebook/NN_name`.
 
 A test runs if the key of its proof is not in `tests/proofs.json`, see
 `tools/bookkit/proofs.py`, or if its proof is among those drawn by the keys of all, one of
-twenty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth of them; in
+forty. `--everything` runs all and trusts no record, with `--shard 2/5` a fifth of them; in
 CI it fails for a test that is skipped, which would run nowhere. `--prove` runs only what is
 not in the record, and writes there what passes; `--subjects "notebook/*"` runs these proofs
 and no others.
@@ -30,7 +30,7 @@ import pytest
 from bookkit.proofs import Proofs, hashed, read_record, write_record
 
 ROOT = Path(__file__).resolve().parent.parent
-ONE_OF = 20  # proofs on record that run all the same
+ONE_OF = 40  # proofs on record that run all the same
 NO_GPU = "Skipped: no CUDA GPU here"  # the only reason for a skip, where all tests run
 KEYS = pytest.StashKey[dict[str, str]]()
 
@@ -73,7 +73,8 @@ def described(item):
     own = item.path.relative_to(ROOT)
     frames = [ROOT / folder / "conftest.py" for folder in own.parents]
     texts += [path.read_text(encoding="utf-8") for path in frames if path.exists()]
-    return mark.args[0].format(**given), [own.as_posix(), *needs], texts
+    name = getattr(item, "originalname", "")
+    return mark.args[0].format(**given), [f"{own.as_posix()}#{name}", *needs], texts
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -32,10 +32,14 @@ def house(tmp_path):
         "book/faults.toml": "a = 1\n",
     }
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        write_text(tmp_path / name, text)
     chapter(tmp_path)
     return tmp_path
+
+
+def write_text(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 CODE = (
@@ -84,6 +88,73 @@ def test_an_edit_changes_the_keys_of_what_depends_on_it(house, edit):
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     after = keys(house)
     assert {kind[0] for kind in after if after[kind] != before[kind]} == {*changed}
+
+
+HELP = """
+from attnlib import two
+
+def helped():
+    return two()
+
+def other():
+    return 1
+"""
+FILE = """
+import pytest
+from help import helped, other
+
+CASES = [1, 2]
+MORE = [3]
+
+@pytest.fixture
+def given():
+    return CASES
+
+def test_it(given):
+    assert helped()
+
+def test_another():
+    assert other() and MORE
+"""
+AUTO = "@pytest.fixture(autouse=True)\ndef auto():\n    pass"
+IN_TESTS = {
+    "the test": ("test_a.py", "assert helped()", "assert not helped()", True),
+    "its fixture": ("test_a.py", "return CASES", "return CASES + [3]", True),
+    "what that one uses": ("test_a.py", "[1, 2]", "[1, 4]", True),
+    "a fixture for all": ("test_a.py", "other() and MORE", f"1\n\n{AUTO}", True),
+    "a mark for all": ("test_a.py", "MORE = [3]", "MORE = [3]\npytestmark = []", True),
+    "what runs at once": ("test_a.py", "MORE = [3]", "MORE = [3]\nprint(1)", True),
+    "a helper": ("help.py", "return two()", "return 3", True),
+    "what that one imports": ("help.py", "import two", "import one as two", True),
+    "another test": ("test_a.py", "other() and MORE", "MORE", False),
+    "what that one uses of it": ("test_a.py", "[3]", "[4]", False),
+    "another helper": ("help.py", "return 1", "return 2", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", IN_TESTS)
+def test_of_a_file_of_tests_counts_what_the_test_uses(house, edit):
+    name, old, new, changes = IN_TESTS[edit]
+    folder = house / "tests" / "room"
+    write_text(folder / "test_a.py", FILE)
+    write_text(folder / "help.py", HELP)
+    of_it = ["tests/room/test_a.py#test_it"]
+    before, text = Proofs(house).key(of_it), (folder / name).read_text("utf-8")
+    assert text.count(old) == 1
+    write_text(folder / name, text.replace(old, new))
+    assert (Proofs(house).key(of_it) != before) == changes
+
+
+def test_what_a_helper_imports_counts_where_it_is_used(house):
+    """Of a module of the package that only another helper uses, nothing."""
+    files = {"test_a.py": FILE, "help.py": HELP.replace("return 1", "import attnlib.one")}
+    for name, text in files.items():
+        write_text(house / "tests" / "room" / name, text)
+    tests = ("#test_it", "#test_another", "")
+    before = [Proofs(house).key([f"tests/room/test_a.py{test}"]) for test in tests]
+    write_text(house / "attnlib" / "base.py", "base = 2\n")
+    after = [Proofs(house).key([f"tests/room/test_a.py{test}"]) for test in tests]
+    assert [a != b for a, b in zip(after, before, strict=True)] == [False, True, True]
 
 
 CHAPTERS = {

@@ -5,7 +5,8 @@ at in a browser, a kernel compiled. Its key is the hash of the files that it dep
 Python files, with all that they import of this repository, chapters, pages, data; of the
 pins in requirements.txt; and of Python's version and the system. A name imported from
 `attnlib` leads to the module that defines it, so that a change of chapter 20 leaves chapter
-3 proven. Of code counts what it does: comments and docstrings are no part of it.
+3 proven; and of a file of tests counts what the test uses of it. Of code counts what it
+does: comments and docstrings are no part of it.
 
 `tests/proofs.json` holds the keys that were proven. Content alone decides: no clock, no
 commit.
@@ -19,7 +20,9 @@ import json
 import platform
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from bookkit.grammar import only_python
 RECORD = "tests/proofs.json"
 PINS = "requirements.txt"
 ROOMS = ("tools", "benchmarks", "examples", "tests/*")  # where imports are looked for
+TESTS = "tests/"  # of whose files a proof needs what it names
 FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/[\w.-]+)"')  # as a chapter names one
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 Need = str | Callable[..., str]
@@ -40,82 +44,94 @@ class Proofs:
         self.root = root.resolve()
         rooms = [room for pattern in ROOMS for room in sorted(self.root.glob(pattern))]
         self.rooms = [self.root, *(room for room in rooms if room.is_dir())]
-        self.tree, self.code = cache(tree_of), cache(self._code)
+        self.statements, self.part = cache(statements_of), cache(self._part)
         self.digest, self.needed = cache(self._digest), cache(self._needed)
 
     def key(self, needs: Iterable[str], texts: Iterable[str] = ()) -> str:
         """The hash of files, which patterns from the root name, and of some texts.
 
-        `book/01.ipynb#code` is a chapter's code alone, `#run` its code and outputs.
+        `book/01.ipynb#code` is a chapter's code alone, `#run` its code and outputs;
+        `tests/book/test_it.py#test_it` is a test with what it uses of its file.
 
         Raises:
             FileNotFoundError: a pattern finds nothing.
         """
-        seen = self.files(needs)
-        facts = [f"{name}#{part}: {self.digest(name, part)}" for name, part in seen.items()]
+        facts = (
+            f"{name}#{part}: {self.digest(name, part)}" for name, part in self.all(needs)
+        )
         system = (sys.platform, *platform.python_version_tuple()[:2])
         return hashed("\n".join([*system, *sorted(facts), *texts]))
 
-    def files(self, needs: Iterable[str]) -> dict[str, str]:
-        """All that some files need, with the part of each that counts."""
-        given = {PINS: ""}
+    def all(self, needs: Iterable[str]) -> set[tuple[str, str]]:
+        """All that some files need: each file, with the part of it that counts."""
+        seen = {(PINS, "")}
         for need in needs:
             pattern, _, part = need.partition("#")
             found = sorted(path for path in self.root.glob(pattern) if path.is_file())
             if not found:
                 raise FileNotFoundError(f"a proof depends on {pattern}, which is not there")
-            given |= {self.name(path): part for path in found}
-        seen, ahead = dict(given), [self.root / name for name in given]
+            seen |= {(self.name(path), part) for path in found}
+        ahead = [*seen]
         while ahead:
-            for path in self.needed(ahead.pop()):
-                if self.name(path) not in seen:
-                    seen[self.name(path)] = ""
-                    ahead.append(path)
+            new = self.needed(*ahead.pop()) - seen
+            seen |= new
+            ahead += new
         return seen
 
     def name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def _digest(self, name: str, part: str = "") -> str:
+    def _digest(self, name: str, part: str) -> str:
         path = self.root / name
         if path.suffix == ".ipynb" and part:
-            return hashed("\n".join([self.code(path), *outside_of_code(path, part)]))
+            code = (one.code for one in self.statements(path))
+            return hashed("\n".join([*code, *outside_of_code(path, part)]))
         if path.suffix == ".py":
-            return hashed(self.code(path))
+            return hashed("\n".join(one.code for one in self.part(path, part)))
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    def _code(self, path: Path) -> str:
-        """What a file computes, in one form: without comments and docstrings.
+    def _part(self, path: Path, name: str) -> list[Statement]:
+        """A file of Python, or of it what a name needs and what is no definition."""
+        body = self.statements(path)
+        homes: dict[str, set[int]] = defaultdict(set)
+        for at, one in enumerate(body):
+            for defined in one.defines:
+                homes[defined].add(at)
+        if name not in homes:  # all of it, or a submodule
+            return body
+        kept = {at for at, one in enumerate(body) if one.always}
+        ahead = [name, *(used for at in kept for used in body[at].uses)]
+        while ahead:
+            new = homes.pop(ahead.pop(), set()) - kept
+            kept |= new
+            ahead += (used for at in new for used in body[at].uses)
+        return [body[at] for at in sorted(kept)]
 
-        A docstring that is all there is stays, as a body needs a statement.
-        """
-        tree = self.tree(path)
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and len(body) > 1 and is_text(body[0]):
-                del body[0]
-        return ast.dump(tree)
-
-    def _needed(self, path: Path) -> set[Path]:
+    def _needed(self, name: str, part: str) -> set[tuple[str, str]]:
         """What a file of Python or a chapter imports here, and what it reads by name."""
+        path = self.root / name
         if path.suffix not in (".py", ".ipynb"):
             return set()
-        found = {self.find(*pair) for pair in imports(self.tree(path))}
+        taken = {pair for one in self.part(path, part) for pair in one.imports}
+        found = {(self.find(*pair), pair[1]) for pair in taken}
         if path.suffix == ".ipynb":
-            cells = "\n".join(sources(path, "code"))
-            found |= {path.parent.joinpath(name).resolve() for name in FILE.findall(cells)}
-        return {there for there in found if there and there.is_file()}
+            files = FILE.findall("\n".join(sources(path, "code")))
+            found |= {(path.parent.joinpath(file).resolve(), None) for file in files}
+        there = ((self.name(file), name) for file, name in found if file and file.is_file())
+        return {
+            (file, name or "" if file.startswith(TESTS) else "") for file, name in there
+        }
 
     def find(self, module: str, name: str | None) -> Path | None:
         """The file that defines a module, or a name of it; None if it is not ours."""
         path = self.module(module)
         if path is None or name is None or path.name != "__init__.py":
             return path
-        body = self.tree(path).body
-        for node in (node for node in body if isinstance(node, ast.ImportFrom)):
-            for alias in node.names:
-                if name == (alias.asname or alias.name) and node.module != module:
-                    return self.find(node.module or "", alias.name)
+        for one in self.statements(path):
+            if name in one.defines:
+                for origin, first in one.imports:
+                    if origin != module:
+                        return self.find(origin, first)
         return self.module(f"{module}.{name}") or path
 
     def module(self, dotted: str) -> Path | None:
@@ -137,11 +153,61 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def tree_of(path: Path) -> ast.Module:
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a file: its code, and how it hangs together with the others."""
+
+    code: str
+    defines: set[str]
+    uses: set[str]  # names, fixtures, and names as texts
+    imports: list[tuple[str, str | None]]
+    always: bool  # acts on all tests: a mark or fixture for all, a loop, a call
+
+
+def statements_of(path: Path) -> list[Statement]:
+    """The statements of a file of Python or a chapter, without docstrings."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         text = "\n".join(only_python(source) for source in sources(path, "code"))
-    return ast.parse(text)
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and len(body) > 1 and is_text(body[0]):
+            del body[0]  # one that is all there is stays, as a body needs a statement
+    return [statement(one) for node in tree.body for one in one_by_one(node)]
+
+
+def one_by_one(node: ast.stmt) -> list[ast.stmt]:
+    """An import of several names as several; any other statement as it is."""
+    if isinstance(node, ast.ImportFrom):
+        return [ast.ImportFrom(node.module, [name], node.level) for name in node.names]
+    return [node]
+
+
+def statement(node: ast.stmt) -> Statement:
+    inside = [*ast.walk(node)]
+    defines = names_defined(node)
+    uses = {inner.id for inner in inside if isinstance(inner, ast.Name)}
+    uses |= {inner.arg for inner in inside if isinstance(inner, ast.arg)}
+    uses |= {
+        inner.value
+        for inner in inside
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+    }
+    auto = any(isinstance(n, ast.keyword) and n.arg == "autouse" for n in inside)
+    always = auto or not defines or any(name.startswith("pytest") for name in defines)
+    return Statement(ast.dump(node), defines, uses, [*imports(node)], always)
+
+
+def names_defined(node: ast.stmt) -> set[str]:
+    """What a statement of a file defines there."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        inside = (inner for target in targets for inner in ast.walk(target))
+        return {inner.id for inner in inside if isinstance(inner, ast.Name)}
+    return {node.name} if hasattr(node, "name") else set()
 
 
 def is_text(node: ast.stmt) -> bool:
