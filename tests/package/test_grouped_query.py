@@ -19,7 +19,6 @@ from attnlib import (
     TransformerBlock,
     WindowCache,
     add_sink,
-    backprop,
     flash_attention,
     rotate,
 )
@@ -150,24 +149,6 @@ def test_cross_attention_of_shared_heads():
     for need_weights in (True, False):
         close(layer(x, y, need_weights=need_weights)[0], expected)
     close(layer(x[0], y[0], need_weights=False)[0], expected[0])
-
-
-@pytest.mark.parametrize("times", [1, 2, 3, 6])
-def test_gradient_of_shared_keys_by_hand(times):
-    q, k, v = draw(6, queries=4, keys=5, d_k=3, d_v=2, kv_heads=6 // times)
-    d_output = normal(6, 4, 2, seed=3)
-    d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-    for a in range(6):
-        head = backprop.ScaledDotProductAttention(causal=True)
-        head.forward(*(x.numpy() for x in (q[a], k[a // times], v[a // times])))
-        _, d_key, d_value = head.backward(d_output[a].numpy())
-        d_k[a // times] += torch.from_numpy(d_key)
-        d_v[a // times] += torch.from_numpy(d_value)
-    k.requires_grad_()
-    v.requires_grad_()
-    repeats = (repeat_heads(x, times) for x in (k, v))
-    for output in (CAUSAL().attend_groups(q, k, v), CAUSAL()(q, *repeats)[0]):
-        close(torch.autograd.grad(output, (k, v), d_output), (d_k, d_v))
 
 
 def test_without_num_kv_heads_nothing_has_changed():

@@ -17,6 +17,7 @@ from attnlib import (
     merge_states,
     online_attention,
 )
+from attnlib.online_softmax import finite, nonzero
 from drawn import close, each_refused, normal
 
 LEADING = st.lists(st.integers(1, 3), max_size=2).map(tuple)
@@ -71,6 +72,11 @@ def whole(scores, value):
     output = safe.softmax(dim=-1).masked_fill(empty, 0.0) @ value
     lse = safe.logsumexp(dim=-1).masked_fill(empty[..., 0], -torch.inf)
     return maximum[..., 0], total, output, lse
+
+
+def test_what_stands_in_for_an_empty_row():
+    assert nonzero(torch.tensor([0.0, 0.5])).tolist() == [1.0, 0.5]
+    assert finite(torch.tensor([-math.inf, -2.0])).tolist() == [0.0, -2.0]
 
 
 @given(LEADING, st.integers(0, 4), SIZES, st.integers(0, 3), MASKS, st.booleans(), SEEDS)

@@ -232,18 +232,21 @@ def filled(lengths=(5, 9, 1), pages=12, size=4, heads=(2,), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("split_size", [None, 1, 3, 8, 100])
-@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("queries", [0, 1, 3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "all_heads"), [((), ()), ((2,), (6,)), ((2, 3), (2, 3))])
 def test_paged_attention(split_size, queries, causal, heads, all_heads):
-    cache, told = filled(heads=heads)
-    sequences = [2, 0, 1]  # any order
-    query = normal(3, *all_heads, queries, 8, seed=3)
+    """Of sequences in any order, one of them without tokens."""
+    cache, told = filled((5, 9, 1, 0), heads=heads)
+    sequences = [2, 0, 3, 1]
+    query = normal(4, *all_heads, queries, 8, seed=3)
     given = {"causal": causal} | ({"scale": 0.7} if heads else {})
     options = {"split_size": split_size, "enable_gqa": heads != all_heads}
     found = paged_attention(query, cache, sequences, **given, **options)
     for q, output, sequence in zip(query, found, sequences, strict=True):
         close(output, attention(q, *told[sequence], **given)[0])
+    alone = paged_attention(query[2:3], cache, [3], **given, **options)
+    assert torch.equal(alone, torch.zeros(1, *all_heads, queries, 5).double())
 
 
 @pytest.mark.parametrize("split_size", [None, 4])
@@ -281,19 +284,6 @@ def test_the_same_bits_in_any_pages_and_any_company(dtype):
             assert torch.equal(bits(plain), bits(together[b]))
         found.append(together)
     assert all(torch.equal(bits(x), bits(found[0])) for x in found)
-
-
-def test_sequences_without_tokens():
-    cache, _ = filled()
-    empty = cache.open()
-    query = torch.randn(2, 2, 1, 8, dtype=torch.float64)
-    for split_size in (None, 4):
-        found = paged_attention(query[:1], cache, [empty], split_size=split_size)
-        assert found.shape == (1, 2, 1, 5) and (found == 0).all()
-        found = paged_attention(query, cache, [empty, 0], split_size=split_size)
-        assert (found[0] == 0).all() and (found[1] != 0).any()
-        none = paged_attention(query[:, :, :0], cache, [1, 0], split_size=split_size)
-        assert none.shape == (2, 2, 0, 5)
 
 
 def test_memory_and_words():

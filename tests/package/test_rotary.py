@@ -73,14 +73,6 @@ def test_positions_default_first_and_broadcast():
     close(parts, rotate(x))
 
 
-@given(SEEDS, st.integers(-500, 500), st.booleans())
-def test_scores_know_distances_only(seed, moved, interleaved):
-    q, k = normal(2, 3, 6, 16, seed=seed)
-    scores = rotate(q, 0, 1e4, interleaved) @ rotate(k, 0, 1e4, interleaved).mT
-    again = rotate(q, moved, 1e4, interleaved) @ rotate(k, moved, 1e4, interleaved).mT
-    close(again, scores, atol=1e-9)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients(interleaved):
     x = normal(2, 5, 6, grad=True)
