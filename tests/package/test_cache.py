@@ -347,11 +347,11 @@ LEAVES = ("learned", False, 30)  # the padding leaves the window
     [*itertools.product(("learned", "rotary"), (False, True), (15,)), LEAVES],
 )
 def test_padded_sequences_are_written_as_if_alone(positions, cache, length):
-    model, padding = small_model(positions=positions), torch.tensor([3, 0, 1])
-    start, options = torch.randint(11, (3, 6)), {"temperature": 0.0, "padding": padding}
+    model, padding = small_model(positions=positions), torch.tensor([4, 0, 2])
+    start, options = torch.randint(11, (3, 5)), {"temperature": 0.0, "padding": padding}
     texts = model.generate(start, length, cache=cache, **options)
     changed = start.clone()
-    changed[0, :3] = changed[2, 0] = 10  # what stands in the padding does not matter
+    changed[0, :4] = changed[2, :2] = 10  # what stands in the padding does not matter
     same = model.generate(changed, length, cache=cache, **options)
     for row, front in enumerate(padding.tolist()):
         alone = model.generate(start[row, front:], length, temperature=0.0)
