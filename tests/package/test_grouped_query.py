@@ -343,7 +343,8 @@ def read(heads):
         assert len(cache) == 0
 
 
-KEPT, NEAR = "cache: expected … sees,", partial(CAUSAL, window=4)
+KEPT = "cache: expected one that keeps what a head sees,"
+NEAR = partial(CAUSAL, window=4)
 VALUES = {
     "window: expected at least 1, got 0": lambda: WindowCache(0),
     "window: expected at least 1, got -1": lambda: WindowCache(-1),
@@ -351,10 +352,12 @@ VALUES = {
         lambda: full().truncate(6)
     ),
     "length: expected between 0 and 8, got 9": lambda: full().truncate(9),
-    f"{KEPT} all tokens, got a win…": lambda: read(CAUSAL()),
-    f"{KEPT} all tokens, got …": lambda: read(LearnedBiasAttention(6, 3, causal=True)),
-    f"{KEPT} 4 tokens, got a win…": lambda: read(NEAR()),
-    f"{KEPT} 4 tokens, got …": lambda: read([NEAR()] * 6),
+    f"{KEPT} all tokens, got a window of 3": lambda: read(CAUSAL()),
+    "cache: … sees, all tokens, got a window of 3": lambda: read(
+        LearnedBiasAttention(6, 3, causal=True)
+    ),
+    f"{KEPT} 4 tokens, got a window of 3": lambda: read(NEAR()),
+    "cache: … sees, 4 tokens, got a window of 3": lambda: read([NEAR()] * 6),
 }
 test_what_a_window_refuses = each_refused(ValueError, VALUES)
 WHOLE = {"window: expected a whole number, got 2.0": lambda: WindowCache(2.0)}

@@ -132,9 +132,10 @@ VALUES = {
     "residual: expected finite numbers, got NaN or infinity":
         lambda: PhysicsGuidedAttention().guide(torch.tensor([1.0, torch.nan])),
     "module: expected batch_first=True…": lambda: from_torch(batch_first=False),
-    "module: expected kdim and vdim of embed_dim…": lambda: from_torch(kdim=6),
-    "module: expected kdim and vdim of embed_dim, …": lambda: from_torch(add_bias_kv=True),
-    "module: expected kdim …": lambda: from_torch(add_zero_attn=True),
+    "module: expected kdim and vdim of embed_dim, add_bias_kv=False and …":
+        lambda: from_torch(kdim=6),
+    "module: … add_bias_kv=False …": lambda: from_torch(add_bias_kv=True),
+    "module: … add_zero_attn=False, …": lambda: from_torch(add_zero_attn=True),
 }  # fmt: skip
 test_values = each_refused(ValueError, VALUES)
 HEAD = "attention: expected a BaseAttention subclass, an instance, or a list of them, got"

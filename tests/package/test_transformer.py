@@ -320,7 +320,10 @@ def test_positions_of_every_kind_are_trained_and_none_stays_none(benchmark, monk
 # ── what is refused ──────────────────────────────────────────────────────────────────
 
 TEXTS = "ids: expected (tokens,) or (batch, tokens) with at least one token, got shape"
-LAST, FUTURE = "last: expected", "attention: expected causal=True…"
+LAST = "last: expected"
+FUTURE = (
+    "attention: expected causal=True, since a language model must not see later tokens, got"
+)
 MIXED = [ScaledDotProductAttention(causal=True), PhysicsGuidedAttention()]
 VALUES = {
     "input: …, the last of 8 features, got shape (2, 5, 16)":
@@ -334,9 +337,10 @@ VALUES = {
     f"{TEXTS} (0,)": lambda: small_model().generate(IDS[0, :0], 3),
     f"{LAST} between 1 and 12, got 0": lambda: small_model()(IDS, last=0),
     f"{LAST} between 1 and 12, got 13": lambda: small_model()(IDS, last=13),
-    FUTURE: lambda: small_model(attention=ScaledDotProductAttention),
-    f"{FUTURE}, got…": lambda: small_model(attention=ScaledDotProductAttention()),
-    f"{FUTURE}, got …": lambda: small_model(attention=MIXED),
+    f"{FUTURE} Scaled…": lambda: small_model(attention=ScaledDotProductAttention),
+    f"{FUTURE} ScaledDotProductAttention(…":
+        lambda: small_model(attention=ScaledDotProductAttention()),
+    f"{FUTURE} PhysicsGuidedAttention(…": lambda: small_model(attention=MIXED),
 }  # fmt: skip
 test_values = each_refused(ValueError, VALUES)
 TYPES = {
