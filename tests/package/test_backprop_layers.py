@@ -1,4 +1,4 @@
-"""Backward by hand, layer by layer: three judges, and the promises of every layer."""
+"""Backward by hand, layer by layer: two judges, and the promises of every layer."""
 
 import copy
 import math
@@ -21,9 +21,7 @@ from attnlib.backprop import (
     CrossEntropy,
     Embedding,
     FeedForwardNetwork,
-    LanguageModel,
     LayerNorm,
-    MultiHeadAttention,
     Projection,
     ReLU,
     SiLU,
@@ -196,15 +194,6 @@ def test_attention_of_any_shape(leading, queries, keys, causal):
 
 
 @each_case
-def test_equal_to_finite_differences(case):
-    options = {} if case.mask is None else {"mask": case.mask}
-    layer, _ = case.layers()
-    errors = gradient_check(layer, *case.inputs, **options, step=3e-4)
-    floats = [x for x in case.inputs if x.dtype == np.float64]
-    assert len(errors) == len(floats) + len(layer.parameters())
-
-
-@each_case
 def test_equal_to_complex_steps(case, as_shipped):
     layer, _ = case.layers()
     _, weights, found = given_back(layer, case.inputs, case.mask)
@@ -226,9 +215,11 @@ def test_equal_to_complex_steps(case, as_shipped):
 
 @each_case
 def test_backward_twice_and_nothing_is_written_to(case):
+    """And the same once more, by a copy that was pickled."""
     layer, inputs = case.layers()[0], copy.deepcopy(case.inputs)
     for x in (*inputs, *layer.parameters().values()):
         x.flags.writeable = False
+    copied = pickle.loads(pickle.dumps(layer))
     outputs, weights, found = given_back(layer, inputs, case.mask)
     kept = copy.deepcopy((outputs, found))
     weights.flags.writeable = False
@@ -239,8 +230,10 @@ def test_backward_twice_and_nothing_is_written_to(case):
     again = [d for d in tree_leaves(again) if d is not None]
     again += layer.gradients().values()
     assert list(layer.gradients()) == list(layer.parameters())
-    for a, b in zip([*outputs, *again], [*kept[0], *kept[1]], strict=True):
-        np.testing.assert_array_equal(a, b)
+    pickled, _, theirs = given_back(copied, inputs, case.mask)
+    for results in ([*outputs, *again], [*pickled, *theirs]):
+        for a, b in zip(results, [*kept[0], *kept[1]], strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @each_case
@@ -258,67 +251,9 @@ def test_float32_stays_float32(case):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@each_case
-def test_pickling(case):
-    layer, _ = case.layers()
-    again = pickle.loads(pickle.dumps(layer))
-    both = [given_back(x, case.inputs, case.mask)[0] for x in (layer, again)]
-    for a, b in zip(*both, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-# A mistake in a layer is found, and the check says where.
-
-NETWORK, _ = CASES["network, ()"].layers()
-X, LOGITS = array(2, 3, 4), array(2, 3, 7)
-
-
-def spoil(name, change):
-    """A mistake in one of the gradients of the parameters."""
-
-    def mistake(layer, d_input, d_output):
-        layer._gradients[name] = change(layer._gradients[name], d_output)
-        return d_input
-
-    return mistake
-
-
-PLANTED = {
-    "W: the gradient is wrong": (Projection(4, 4), [X], spoil("W", lambda d, _: d.T)),
-    "b: the gradient has shape": (Projection(4, 4), [X], spoil("b", lambda _, d: d)),
-    "b: the gradient is wrong": (Projection(4, 4), [X], spoil("b", lambda _, d: d[0, 0])),
-    "weight: the gradient is wrong": (
-        *(Embedding(7, 4), [IDS], spoil("weight", lambda d, _: np.minimum(d, 0.1))),
-    ),
-    "input: the gradient is wrong": (
-        *(LayerNorm(4), [X], lambda layer, _, d: layer.recall(d)["inverse"] * d),
-    ),
-    "logits: the gradient is wrong": (
-        *(CrossEntropy(), [LOGITS, IDS], lambda layer, d: d * IDS.size),
-    ),
-    "query: the gradient is wrong": (
-        *(MultiHeadAttention(4, 2), [X], lambda layer, d, _: (d[0] / 2, None, None)),
-    ),
-    "positions: the gradient is wrong": (
-        *(LanguageModel(7, 5, 4, 2, 1), [IDS], spoil("positions", lambda d, _: d / 2)),
-    ),
-}
-
-
-@pytest.mark.parametrize(("layer", "inputs", "mistake"), PLANTED.values(), ids=PLANTED)
-def test_planted_mistakes_are_found(layer, inputs, mistake, request):
-    right = type(layer).backward
-
-    class Mistaken(type(layer)):
-        def backward(self, *d_output):
-            return mistake(self, right(self, *d_output), *d_output)
-
-    layer.__class__ = Mistaken
-    with pytest.raises(AssertionError, match=request.node.callspec.id):
-        gradient_check(layer, *inputs)
-
-
 # What is particular to a layer.
+
+X = array(2, 3, 4)
 
 
 def test_first_weights():
@@ -343,12 +278,11 @@ def test_relu_at_the_kink_and_not_a_number():
 
 
 def test_activation_can_be_another_layer():
-    network = FeedForwardNetwork(4, 5, activation=SiLU(), rng=RNG)
-    gradient_check(network, X)
+    plain = FeedForwardNetwork(4, 5, activation=SiLU(), rng=RNG)
     gated = backprop.GatedFeedForwardLayer(4, 6, ReLU(), rng=RNG)
-    gradient_check(gated, X)
+    for network in (plain, gated):
+        gradient_check(network, X)
     assert isinstance(gated.activation, ReLU)
-    assert list(network.parameters()) == list(NETWORK.parameters())
 
 
 def test_dropout_acts_on_the_hidden_features_in_training_only():
@@ -381,7 +315,7 @@ def test_norms_of_float16_take_their_statistics_in_float32(norm):
         assert found.dtype == np.float16 and relative_error(found, expected) < 5e-3
 
 
-def test_projection_of_tokens_that_are_not_contiguous():
+def test_numbers_that_are_not_contiguous_and_short_integers():
     projection = Projection(4, 3, rng=RNG)
     turned = np.asfortranarray(array(5, 2, 4)).swapaxes(0, 1)
     weights = np.broadcast_to(array(3), (2, 5, 3))
@@ -390,9 +324,6 @@ def test_projection_of_tokens_that_are_not_contiguous():
     np.testing.assert_allclose(d_input, weights @ projection.W.T, rtol=0, atol=1e-12)
     expected = np.einsum("bna,bnc->ac", turned, weights)
     np.testing.assert_allclose(projection.gradients()["W"], expected, rtol=0, atol=1e-12)
-
-
-def test_embedding_of_short_integers():
     layer = Embedding(5, 2, RNG)
     layer.forward(np.array([3, 1, 3, 3], dtype=np.uint8))
     assert layer.backward(np.array([[1.0, 2], [3, 4], [5, 6], [7, 8]])) is None
@@ -425,14 +356,13 @@ def test_silu_at_the_ends(as_shipped):
 def test_memory_is_counted():
     n, d, d_ff, V = 10, 4, 6, 7
     x, ids = array(n, d), np.arange(n) % V
-    held = [
+    for layer, inputs, numbers in (
         (Projection(d, 5), [x], n * d),
         (LayerNorm(d), [x], n * (d + 1)),
         (FeedForwardNetwork(d, d_ff), [x], n * (d + d_ff)),
         (FeedForwardNetwork(d, d_ff, dropout=0.1), [x], n * (d + 3 * d_ff)),
         (Embedding(V, d), [ids], n),
         (CrossEntropy(), [array(n, V), ids], n * (V + 1)),
-    ]
-    for layer, inputs, numbers in held:
+    ):
         layer.forward(*inputs)
         assert layer.cache_bytes() == 8 * numbers, type(layer).__name__

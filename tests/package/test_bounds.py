@@ -85,18 +85,12 @@ BOUNDS = [
     (TOKENS, lambda n: read(n, context_length=4), 4, 5),
     (EPS, lambda eps: LayerNorm(2, eps), 0, -LEAST),
     (EPS, lambda eps: RMSNorm(2, eps), 0, -LEAST),
-    (
-        "strength: expected a number of at least 0",
-        *(lambda x: PhysicsGuidedAttention(strength=x), 0, -LEAST),
-    ),
-    (
-        "floor: expected a number above 0",
-        *(lambda x: PhysicsGuidedAttention(floor=x), LEAST, 0),
-    ),
-    (
-        "temperature: expected at least 0",
-        *(lambda t: sample(torch.ones(3), temperature=t), 0, -LEAST),
-    ),
+    ("strength: expected a number of at least 0",
+     lambda x: PhysicsGuidedAttention(strength=x), 0, -LEAST),
+    ("floor: expected a number above 0",
+     lambda x: PhysicsGuidedAttention(floor=x), LEAST, 0),
+    ("temperature: expected at least 0",
+     lambda t: sample(torch.ones(3), temperature=t), 0, -LEAST),
     # The same by hand.
     (HEADS, lambda n: backprop.MultiHeadAttention(10, n), 1, 0),
     (TOKENS, lambda n: read_by_hand(n, context_length=4), 4, 5),
@@ -104,7 +98,7 @@ BOUNDS = [
     (EPS, lambda eps: backprop.RMSNormLayer(2, eps), 0, -LEAST),
     (CHANCE, backprop.Dropout, 0, -LEAST),
     (CHANCE, backprop.Dropout, 1, 1 + 1e-15),
-]
+]  # fmt: skip
 STEPS = [
     ("lr", "inf", lambda lr: backprop.SGD(LAYER, lr)),
     ("lr", "inf", lambda lr: backprop.Adam(LAYER, lr)),

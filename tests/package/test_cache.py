@@ -1,5 +1,8 @@
 """The cache: any split gives the same, texts token for token, the suite, refusals."""
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +19,6 @@ from attnlib import (
     TransformerBlock,
 )
 from attnlib.testing import check_cache
-from attnlib.transformer import padded_places
 from drawn import close, normal, refuses
 
 HEADS = {
@@ -41,10 +43,6 @@ def caches(model, capacity=20):
 # ── the class ────────────────────────────────────────────────────────────────────────
 
 
-def test_the_suite_passes(as_shipped):
-    check_cache(KVCache)
-
-
 @given(st.data())
 def test_any_appends_and_truncations_are_a_list(data):
     """A cache and a plain list of tokens, given the same random commands."""
@@ -64,9 +62,8 @@ def test_any_appends_and_truncations_are_a_list(data):
                 assert keys.reshape(-1, 2).tolist() == told
                 assert values.reshape(-1).tolist() == [row[0] for row in told]
         else:
-            length = data.draw(st.integers(0, len(told)))
-            cache.truncate(length)
-            told = told[:length]
+            del told[data.draw(st.integers(0, len(told))) :]
+            cache.truncate(len(told))
         assert len(cache) == len(told)
 
 
@@ -74,7 +71,8 @@ def test_memory():
     cache = KVCache(10)
     assert cache.nbytes == 0 and repr(cache) == "KVCache(capacity=10), 0 tokens"
     key, value = torch.ones(2, 3, 4, 8), torch.ones(2, 3, 4, 5)
-    cache.append(key, value)
+    with torch.inference_mode():  # what is made in that mode can be used outside
+        cache.append(key, value)
     assert cache.nbytes == 4 * 2 * 3 * 10 * (8 + 5)
     where = cache.keys.data_ptr()
     keys, _ = cache.append(key, value)
@@ -86,38 +84,26 @@ def test_memory():
     for other in (key.double(), key[:1], key.to("meta")):
         cache.truncate(0)
         keys, _ = cache.append(other, other)
-        assert (keys.dtype, keys.shape, keys.device) == (
-            *(other.dtype, other.shape, other.device),
-        )
-
-
-def test_a_cache_made_in_inference_mode_is_used_outside():
-    cache, x = KVCache(4), torch.ones(2, 3)
-    with torch.inference_mode():
-        cache.append(x, x)
-    keys, _ = cache.append(x, x)
-    assert keys.tolist() == torch.ones(4, 3).tolist()
+        kind = (keys.dtype, keys.shape, keys.device)
+        assert kind == (other.dtype, other.shape, other.device)
 
 
 # ── the suite refuses ────────────────────────────────────────────────────────────────
 
 
+def with_append(append):
+    """A class of caches that append otherwise."""
+    return type("Otherwise", (KVCache,), {"append": append})
+
+
 def returning(change):
     """A cache that returns something else than what it holds."""
-
-    def append(self, key, value):
-        return change(self, key, value, *KVCache.append(self, key, value))
-
-    return type("Returning", (KVCache,), {"append": append})
+    return with_append(lambda self, *new: change(self, *new, *KVCache.append(self, *new)))
 
 
 def taking(change):
     """A cache that takes something else than what it is given."""
-
-    def append(self, key, value):
-        return KVCache.append(self, *change(self, key, value))
-
-    return type("Taking", (KVCache,), {"append": append})
+    return with_append(lambda self, *new: KVCache.append(self, *change(self, *new)))
 
 
 def raising(error, message):
@@ -129,7 +115,7 @@ def raising(error, message):
         except ValueError as caught:
             raise error(message) from caught
 
-    return type("Raising", (KVCache,), {"append": append})
+    return with_append(append)
 
 
 def write(cache, key, value, *returned):
@@ -282,7 +268,8 @@ def test_the_suite_refuses(broken, words, as_shipped):
         check_cache(broken)
 
 
-def test_the_suite_wants_a_cache(as_shipped):
+def test_the_suite_passes_and_wants_a_cache(as_shipped):
+    check_cache(KVCache)
     with pytest.raises(AssertionError, match="does not make a CacheLike"):
         check_cache(lambda capacity: [])
 
@@ -293,34 +280,17 @@ def test_the_suite_wants_a_cache(as_shipped):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("sizes", [(7,), (1,) * 7, (3, 1, 2, 1), (1, 6), (6, 1)])
 def test_any_split_gives_the_same(heads, sizes):
+    """Of a layer, and of a block with it, which passes the weights on."""
     torch.manual_seed(1)
-    layer = MultiHeadAttention(16, 2, HEADS[heads]).double()
-    x, cache = normal(2, 7, 16), KVCache(7)
-    with torch.no_grad():
-        whole, weights = layer(x)
-        parts = [layer(part, cache=cache) for part in x.split(sizes, dim=1)]
-    close(torch.cat([part for part, _ in parts], dim=1), whole)
-    if heads in ("fused", "bias"):
-        close(parts[-1][1], [x[:, -sizes[-1] :] for x in weights])
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_a_block(norm_first):
-    heads = ScaledDotProductAttention(causal=True)
-    block = TransformerBlock(16, 2, attention=heads, norm_first=norm_first).double()
-    x, cache = normal(2, 5, 16), KVCache(5)
-    with torch.no_grad():
-        whole, all_weights = block(x, return_weights=True)
-        block(x[:, :3], cache=cache)
-        rest, weights = block(x[:, 3:], return_weights=True, cache=cache)
-    close([rest, weights[0]], [whole[:, 3:], all_weights[0][:, 3:]])
-
-
-def test_keys_of_their_own_beside_rotary_are_refused():
-    layer = MultiHeadAttention(16, 2, HEADS["fused"], rotary=RotaryPositions(8))
-    x, other = torch.randn(2, 1, 4, 16)
-    with pytest.raises(ValueError, match="key: expected None beside rotary and a cache"):
-        layer(x, other, cache=KVCache(9))
+    x, first = normal(2, 7, 16), len(sizes) % 2 == 0
+    block = TransformerBlock(16, 2, attention=HEADS[heads], norm_first=first).double()
+    for call in (block.attention, partial(block, return_weights=True)):
+        with torch.no_grad():
+            (whole, weights), cache = call(x), KVCache(7)
+            parts = [call(part, cache=cache) for part in x.split(sizes, dim=1)]
+        close(torch.cat([part for part, _ in parts], dim=1), whole)
+        if heads in ("fused", "bias"):
+            close(parts[-1][1], [w[:, -sizes[-1] :] for w in weights])
 
 
 def test_under_autocast_the_cache_has_its_dtype():
@@ -339,12 +309,8 @@ def test_under_autocast_the_cache_has_its_dtype():
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"positions": "sinusoidal"},
-        {"positions": "rotary"},
-        {"norm_first": False},
-        {"attention": HEADS["flash"]},
-        {"attention": HEADS["window"]},
+        *({}, {"positions": "sinusoidal"}, {"positions": "rotary"}, {"norm_first": False}),
+        *({"attention": HEADS["flash"]}, {"attention": HEADS["window"]}),
     ],
 )
 def test_logits_in_pieces(options):
@@ -358,51 +324,39 @@ def test_logits_in_pieces(options):
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}])
-@pytest.mark.parametrize("padding", [None, [0, 2, 4]])
+@pytest.mark.parametrize(
+    ("shape", "padding"), [((5,), None), ((3, 5), None), ((3, 5), [0, 2, 4])]
+)
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_the_same_text_token_for_token(options, padding, positions):
-    model = small_model(positions=positions)
-    for shape in ((3, 5), (5,)):
-        if padding and len(shape) == 1:
-            continue
-        start = torch.randint(11, shape)
-        texts = []
-        for cache in (False, True, caches(model)):
-            luck = torch.Generator().manual_seed(1)
-            given = {**options, "generator": luck, "padding": padding}
-            texts.append(model.generate(start, 16, cache=cache, **given))
-        assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+def test_the_same_text_token_for_token(options, shape, padding, positions):
+    """The last place of the cache is used, too: 20 of 20 tokens are read."""
+    model, start, texts = small_model(positions=positions), torch.randint(11, shape), []
+    for cache in (False, True, caches(model)):
+        luck = torch.Generator().manual_seed(1)
+        given = {**options, "generator": luck, "padding": padding}
+        texts.append(model.generate(start, 16, cache=cache, **given))
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+    assert torch.equal(model.generate(start, 0, cache=True), start)
 
 
-@pytest.mark.parametrize("cache", [False, True])
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_padded_sequences_are_written_as_if_alone(cache, positions):
-    model, padding = small_model(positions=positions), torch.tensor([3, 0, 1])
-    start = torch.randint(11, (3, 6))
-    texts = model.generate(start, 15, temperature=0.0, cache=cache, padding=padding)
+LEAVES = ("learned", False, 30)  # the padding leaves the window
+
+
+@pytest.mark.parametrize(
+    ("positions", "cache", "length"),
+    [*itertools.product(("learned", "rotary"), (False, True), (15,)), LEAVES],
+)
+def test_padded_sequences_are_written_as_if_alone(positions, cache, length):
+    model, padding = small_model(positions=positions), torch.tensor([4, 0, 2])
+    start, options = torch.randint(11, (3, 5)), {"temperature": 0.0, "padding": padding}
+    texts = model.generate(start, length, cache=cache, **options)
     changed = start.clone()
-    changed[0, :3] = changed[2, 0] = 10  # what stands in the padding does not matter
-    same = model.generate(changed, 15, temperature=0.0, cache=cache, padding=padding)
+    changed[0, :4] = changed[2, :2] = 10  # what stands in the padding does not matter
+    same = model.generate(changed, length, cache=cache, **options)
     for row, front in enumerate(padding.tolist()):
-        alone = model.generate(start[row, front:], 15, temperature=0.0)
+        alone = model.generate(start[row, front:], length, temperature=0.0)
         assert torch.equal(texts[row, front:], alone)
         assert torch.equal(same[row, front:], alone)
-
-
-def test_padding_leaves_the_window():
-    model, padding = small_model(), [0, 2, 4]
-    start = torch.randint(11, (3, 5))
-    texts = model.generate(start, 30, temperature=0.0, padding=padding)
-    for row, front in enumerate(padding):
-        alone = model.generate(start[row, front:], 30, temperature=0.0)
-        assert torch.equal(texts[row, front:], alone)
-
-
-def test_padded_places():
-    places, mask = padded_places(torch.tensor([0, 2]), 1, 4)
-    assert places.tolist() == [[1, 2, 3], [0, 0, 1]]
-    assert mask.shape == (2, 1, 1, 4)
-    assert mask[:, 0, 0].tolist() == [[True] * 4, [False, False, True, True]]
 
 
 def test_a_talk_goes_on():
@@ -423,13 +377,6 @@ def test_a_talk_goes_on():
     assert torch.equal(with_cache, model.generate(more, 4, temperature=0.0))
 
 
-def test_the_last_place_is_used():
-    model, start = small_model(), torch.randint(11, (4,))
-    text = model.generate(start, 17, temperature=0.0, cache=True)  # reads 20 of 20
-    assert torch.equal(text, model.generate(start, 17, temperature=0.0))
-    assert torch.equal(model.generate(start, 0, cache=True), start)
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────
 
 MODEL = small_model()
@@ -441,6 +388,10 @@ def filled(capacity=4):
     cache = KVCache(capacity)
     cache.append(KEY, VALUE)
     return cache
+
+
+ONE, TWO = torch.ones(4, dtype=torch.int64), torch.ones(2, 4, dtype=torch.int64)
+KEY, VALUE = torch.ones(2, 3, 2, 8), torch.ones(2, 3, 2, 5)
 
 
 def uneven():
@@ -500,7 +451,10 @@ VALUE_ERRORS = [
      "padding: expected numbers of at least 0, got [1, -1]"),
     (lambda: MODEL.generate(TWO, 2, padding=[0, 4]),
      "padding: expected numbers between 0 and 3, got [0, 4]"),
+    (lambda: ROTARY(*torch.randn(2, 1, 4, 16), cache=KVCache(9)),
+     "key: expected None beside rotary and a cache…"),
 ]  # fmt: skip
+ROTARY = MultiHeadAttention(16, 2, HEADS["fused"], rotary=RotaryPositions(8))
 ONE_A_BLOCK = "cache: expected a list of caches, one a block, got"
 TYPE_ERRORS = [
     (lambda: KVCache(2.5), "capacity: expected a whole number, got 2.5"),

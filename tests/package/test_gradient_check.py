@@ -77,10 +77,33 @@ def test_gradient_check_finds(mistake, message, as_shipped):
         gradient_check(layer, *QKV, mask=ALLOWED)
 
 
+def test_gradient_check_of_other_inputs(as_shipped):
+    """A mask, which gets no gradient, one array given three times, and a loss."""
+    with pytest.raises(AssertionError, match=r"3 gradients, expected 4, those of .*mask"):
+        gradient_check(ScaledDotProductAttention(), *QKV, RNG.random((4, 6)))
+    assert max(gradient_check(ScaledDotProductAttention(), X, X, X).values()) < 1e-9
+    loss, targets = CrossEntropy(), np.array([1, 0, 0, 1])
+    assert list(gradient_check(loss, X, targets)) == ["logits"]
+    with refuses("logits: the gradient is wrong, by …: it is 4 times…", AssertionError):
+        gradient_check(SummedLoss(), X, targets)
+
+
+class SummedLoss(CrossEntropy):
+    def backward(self):
+        return 4 * super().backward()
+
+
 class TooLarge(Projection):
     def backward(self, d_output):
         d_input = super().backward(d_output)
         self._gradients["W"] = 1.002 * self._gradients["W"]
+        return d_input
+
+
+class NotSummed(Projection):
+    def backward(self, d_output):
+        d_input = super().backward(d_output)
+        self._gradients["b"] = d_output
         return d_input
 
 
@@ -95,10 +118,13 @@ def test_gradient_check_covers_the_parameters_of_all_parts():
     assert layer.linear_1._cache is None  # the check worked on a copy
     for name, array in layer.parameters().items():
         np.testing.assert_array_equal(array, before[name])
-    layer.linear_2 = TooLarge(3, 2)
-    wrong = "linear_2.W: the gradient is wrong, by 2.0e-03: it is 1.002 times…"
-    with refuses(wrong, AssertionError):
-        gradient_check(layer, X)
+    for made, words in (
+        (TooLarge, "W: the gradient is wrong, by 2.0e-03: it is 1.002 times…"),
+        (NotSummed, "b: the gradient has shape (4, 2), the array has (2,)"),
+    ):
+        layer.linear_2 = made(3, 2)
+        with refuses(f"linear_2.{words}", AssertionError):
+            gradient_check(layer, X)
 
 
 def test_parameters_and_gradients_have_the_same_keys():
@@ -112,11 +138,6 @@ def test_parameters_and_gradients_have_the_same_keys():
         layer.gradients()
     layer.backward(layer.forward(X))
     assert list(layer.gradients()) == list(layer.parameters())
-
-
-def test_a_mask_has_no_gradient_from_the_layer(as_shipped):
-    with pytest.raises(AssertionError, match=r"3 gradients, expected 4, those of .*mask"):
-        gradient_check(ScaledDotProductAttention(), *QKV, RNG.random((4, 6)))
 
 
 SQUARE = np.arange(9.0).reshape(3, 3)
@@ -144,14 +165,6 @@ DIFFERS = {
 @pytest.mark.parametrize(("found", "expected", "words"), DIFFERS.values(), ids=DIFFERS)
 def test_what_differs(found, expected, words, as_shipped):
     assert what_differs(found, expected) == words
-
-
-def test_gradient_check_of_a_loss():
-    assert list(gradient_check(CrossEntropy(), X, np.array([1, 0, 0, 1]))) == ["logits"]
-
-
-def test_gradient_check_of_one_array_given_three_times():
-    assert max(gradient_check(ScaledDotProductAttention(), X, X, X).values()) < 1e-9
 
 
 def test_differences_and_steps_leave_the_array_alone():

@@ -1,12 +1,12 @@
 """Heads that share keys, caches for windows, sinks, latent attention."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from attnlib import (
     FlashAttention,
@@ -15,23 +15,21 @@ from attnlib import (
     LearnedBiasAttention,
     MultiHeadAttention,
     PhysicsGuidedAttention,
-    RotaryPositions,
     ScaledDotProductAttention,
     TransformerBlock,
     WindowCache,
     add_sink,
-    backprop,
     flash_attention,
     rotate,
 )
-from attnlib.grouped_query import in_order
 from attnlib.multi_head import merge_heads, repeat_heads, split_heads
 from attnlib.testing import check_cache
 from drawn import (
     Largest,
     attention,
     close,
-    leaves,
+    draw,
+    each_refused,
     normal,
     refuses,
     small_model,
@@ -39,17 +37,15 @@ from drawn import (
 )
 
 F64 = torch.float64
+CAUSAL = partial(ScaledDotProductAttention, causal=True)
 HEADS = {
-    "plain": lambda: ScaledDotProductAttention(causal=True),
-    "flash": lambda: FlashAttention(causal=True),
-    "tiles": lambda: FlashAttention(causal=True, block_size=2),
-    "bias": lambda: LearnedBiasAttention(6, 8, causal=True),
-    "one a head": lambda: [ScaledDotProductAttention(causal=True) for _ in range(6)],
-    "guided": lambda: PhysicsGuidedAttention(causal=True),
-    "mixed": lambda: [
-        *(FlashAttention(causal=True) for _ in range(5)),
-        ScaledDotProductAttention(causal=True),
-    ],
+    "plain": CAUSAL,
+    "flash": partial(FlashAttention, causal=True),
+    "tiles": partial(FlashAttention, causal=True, block_size=2),
+    "bias": partial(LearnedBiasAttention, 6, 8, causal=True),
+    "one a head": lambda: [CAUSAL() for _ in range(6)],
+    "guided": partial(PhysicsGuidedAttention, causal=True),
+    "mixed": lambda: [*(FlashAttention(causal=True) for _ in range(5)), CAUSAL()],
 }
 
 
@@ -80,6 +76,7 @@ def repeated(layer):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_every_attention_shares(heads, num_kv_heads, need_weights):
+    """Output, weights and gradients are those of heads with copies of the keys."""
     layer = layer_of(HEADS[heads](), num_kv_heads).eval()
     whole, x = repeated(layer), normal(2, 5, 24)
     for mask in (None, normal(2, 1, 5, 5) > -1, normal(2, 6, 5, 5), normal(5, 5) > -1):
@@ -91,39 +88,40 @@ def test_every_attention_shares(heads, num_kv_heads, need_weights):
             assert (a is None) == (b is None)
             if a is not None:
                 close(a, b)
+    mine, theirs = (
+        torch.autograd.grad(y.sin().sum(), (x.k_proj.W, x.v_proj.W))
+        for x, y in ((layer, found), (whole, expected))
+    )
+    for a, b in zip(mine, theirs, strict=True):
+        close(a, b.unflatten(-1, (num_kv_heads, -1, 4)).sum(dim=-2).flatten(-2))
 
 
 @pytest.mark.parametrize("backend", ["auto", "fused", "torch", "triton"])
 def test_back_ends_share(backend, monkeypatch):
     """Heads are repeated for the tiles only; output and gradients are the same."""
-    from attnlib.flash.attention import BACKENDS
-
-    heads = FlashAttention(causal=True, backend=backend)
-    layer = layer_of(heads, 2).float()
-    whole, x = repeated(layer).float(), normal(1, 4, 24).float()
-    copies = []
+    layer = layer_of(FlashAttention(causal=True, backend=backend), 2).float()
+    whole, x, copies = repeated(layer).float(), normal(1, 4, 24).float(), []
     monkeypatch.setattr(
         "attnlib.multi_head.repeat_heads",
         lambda x, times: copies.append(times) or repeat_heads(x, times),
     )
-    found = layer(x, need_weights=False)[0]
+    found, expected = layer(x, need_weights=False)[0], whole(x)[0]
     assert copies == ([3, 3] if backend == "torch" else [])
-    close(found, whole(x)[0], atol=1e-5)
+    close(found, expected, atol=1e-5)
     found.sin().sum().backward()
-    whole(x)[0].sin().sum().backward()
+    expected.sin().sum().backward()
     theirs = whole.k_proj.W.grad.unflatten(-1, (2, 3, 4)).sum(dim=-2).flatten(-2)
     close(layer.k_proj.W.grad, theirs, atol=1e-5)
-    assert BACKENDS["torch"].grouped is None
 
 
 class Sharper(ScaledDotProductAttention):
-    def forward(self, query, key, value, mask=None, need_weights=True):
-        return super().forward(2 * query, key, value, mask, need_weights)
+    def forward(self, query, *inputs, **options):
+        return super().forward(2 * query, *inputs, **options)
 
 
 class SharperTiles(FlashAttention):
-    def forward(self, query, key, value, mask=None):
-        return super().forward(2 * query, key, value, mask)
+    def forward(self, query, *inputs):
+        return super().forward(2 * query, *inputs)
 
 
 def biased():
@@ -144,94 +142,41 @@ def test_a_forward_of_ones_own_is_asked_where_nobody_wants_weights(make):
 
 
 def test_cross_attention_of_shared_heads():
-    layer = layer_of(None, 2)
-    x, y = normal(2, 3, 24), normal(2, 7, 24, seed=1)
+    layer, x, y = layer_of(None, 2), normal(2, 3, 24), normal(2, 7, 24, seed=1)
     q = split_heads(layer.q_proj(x), 6)
     k, v = split_heads(layer.k_proj(y), 2), split_heads(layer.v_proj(y), 2)
+    expected = layer.out_proj(merge_heads(attention(q, k, v)[0]))
     for need_weights in (True, False):
-        found = layer(x, y, need_weights=need_weights)[0]
-        o = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        close(found, layer.out_proj(merge_heads(o)))
-    alone = layer(x[0], y[0], need_weights=False)[0]
-    close(alone, found[0])
-
-
-@pytest.mark.parametrize("times", [1, 2, 3, 6])
-def test_gradient_of_shared_keys_by_hand(times):
-    q, k, v = (
-        normal(6, 4, 3),
-        normal(6 // times, 5, 3, seed=1),
-        normal(6 // times, 5, 2, seed=2),
-    )
-    d_output = normal(6, 4, 2, seed=3)
-    d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-    for a in range(6):
-        head = backprop.ScaledDotProductAttention(causal=True)
-        head.forward(*(x.numpy() for x in (q[a], k[a // times], v[a // times])))
-        _, d_key, d_value = head.backward(d_output[a].numpy())
-        d_k[a // times] += torch.from_numpy(d_key)
-        d_v[a // times] += torch.from_numpy(d_value)
-    k.requires_grad_()
-    v.requires_grad_()
-    plain = ScaledDotProductAttention(causal=True)
-    seen = visible(4, 5, causal=True)
-    for output in (
-        plain.attend_groups(q, k, v),
-        plain(q, repeat_heads(k, times), repeat_heads(v, times))[0],
-        F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True),
-    ):
-        close(torch.autograd.grad(output, (k, v), d_output), (d_k, d_v))
-
-
-def test_a_layer_of_shared_heads_is_exported():
-    layer = layer_of(ScaledDotProductAttention(causal=True), 2).eval()
-    tokens = torch.export.Dim("tokens", min=2, max=64)
-    sizes = {"query": {1: tokens}, "need_weights": None}
-    given = (normal(2, 5, 24),), {"need_weights": False}
-    program = torch.export.export(layer, *given, dynamic_shapes=sizes).module()
-    for x in (normal(2, 5, 24), normal(2, 9, 24)):
-        close(program(x, need_weights=False)[0], layer(x, need_weights=False)[0])
-
-
-def test_gradients_of_a_layer():
-    layer, x = layer_of(ScaledDotProductAttention(causal=True), 2), normal(3, 24)
-
-    def forward(w_k, w_v, need_weights):
-        parameters = {"k_proj.W": w_k, "v_proj.W": w_v}
-        call = (x[None],), {"need_weights": need_weights}
-        return torch.func.functional_call(layer, parameters, *call)[0].sin().sum()
-
-    for need_weights in (True, False):
-        w = leaves((layer.k_proj.W, layer.v_proj.W))
-        assert torch.autograd.gradcheck(forward, (*w, need_weights), fast_mode=True)
+        close(layer(x, y, need_weights=need_weights)[0], expected)
+    close(layer(x[0], y[0], need_weights=False)[0], expected[0])
 
 
 def test_without_num_kv_heads_nothing_has_changed():
-    x, outputs, shown = normal(2, 5, 24), [], set()
-    for options in ({}, {"num_kv_heads": None}, {"num_kv_heads": 6}):
-        torch.manual_seed(1)
-        layer = MultiHeadAttention(24, 6, **options).double()
-        assert {tuple(p.W.shape) for p in (layer.q_proj, layer.k_proj)} == {(24, 24)}
-        outputs.append(layer(x)[0])
-        shown.add(repr(layer))
-    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
-    assert len(shown) == 1 and "num_kv_heads" not in shown.pop()
+    x, layers = normal(2, 5, 24), [layer_of(None, number) for number in (None, 6)]
+    torch.manual_seed(0)
+    layers.append(MultiHeadAttention(24, 6).double())
+    assert len({repr(layer) for layer in layers}) == 1 and "num_kv" not in repr(layers[0])
+    assert all(torch.equal(layer(x)[0], layers[0](x)[0]) for layer in layers)
     assert "num_heads=6, num_kv_heads=2" in repr(layer_of(None, 2))
 
 
-def test_dropout_acts_on_shared_heads():
-    layer = layer_of(ScaledDotProductAttention(dropout=0.5, causal=True), 2).train()
-    x, outputs = normal(2, 5, 24), []
+def test_dropout_and_export_of_shared_heads():
+    layer, x, outputs = layer_of(CAUSAL(dropout=0.5), 2).train(), normal(2, 5, 24), []
     for need_weights in (False, True):
         torch.manual_seed(2)
         outputs.append(layer(x, need_weights=need_weights)[0])
     assert torch.equal(*outputs)
     assert not torch.allclose(outputs[0], layer.eval()(x)[0])
+    tokens, fast = torch.export.Dim("tokens", min=2, max=64), {"need_weights": False}
+    sizes = {"query": {1: tokens}, "need_weights": None}
+    program = torch.export.export(layer, (x,), fast, dynamic_shapes=sizes).module()
+    for x in (normal(2, 5, 24), normal(2, 9, 24)):
+        close(program(x, **fast)[0], layer(x, **fast)[0])
 
 
 def test_no_copies_where_heads_can_share():
     """A step of one token makes no tensor as large as the repeated keys."""
-    layer, cache = layer_of(ScaledDotProductAttention(causal=True), 1), KVCache(100)
+    layer, cache = layer_of(CAUSAL(), 1), KVCache(100)
     with torch.no_grad():
         layer(normal(1, 99, 24), cache=cache, need_weights=False)
         with Largest() as largest:
@@ -244,37 +189,34 @@ def test_no_copies_where_heads_can_share():
 def test_the_model_writes_the_same_with_a_cache(num_kv_heads):
     shared = {"num_heads": 4, "num_kv_heads": num_kv_heads}
     model = small_model(**shared, context_length=24, positions="rotary").double().eval()
-    ids = torch.randint(11, (2, 5))
-    caches = [KVCache(20) for _ in model.blocks]
+    ids, caches = torch.randint(11, (2, 5)), [KVCache(20) for _ in model.blocks]
     texts = []
-    for cache in (False, True, caches):
-        generator = torch.Generator().manual_seed(4)
-        texts.append(model.generate(ids, 12, generator=generator, cache=cache))
-    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+    for cache in (False, caches):
+        luck = torch.Generator().manual_seed(4)
+        texts.append(model.generate(ids, 12, generator=luck, cache=cache))
+    assert torch.equal(*texts)
     assert caches[0].keys.shape == (2, num_kv_heads, 20, 4)
     assert {b.attention.num_kv_heads for b in model.blocks} == {num_kv_heads}
 
 
+NUMBERS = {
+    "expected a divisor of num_heads = 6, got 4": 4,
+    "expected a divisor of num_heads = 6, got 12": 12,
+    "expected at least 1, got 0": 0,
+    "expected at least 1, got -2": -2,
+    "expected a whole number, got True": True,
+    "expected a whole number, got 2.0": 2.0,
+}
+
+
 @pytest.mark.usefixtures("as_shipped")
-@pytest.mark.parametrize(
-    ("number", "error", "message"),
-    [
-        (4, ValueError, "num_kv_heads: expected a divisor of num_heads = 6, got 4"),
-        (12, ValueError, "num_kv_heads: expected a divisor of num_heads = 6, got 12"),
-        (0, ValueError, "num_kv_heads: expected at least 1, got 0"),
-        (-2, ValueError, "num_kv_heads: expected at least 1, got -2"),
-        (True, TypeError, "num_kv_heads: expected a whole number, got True"),
-        (2.0, TypeError, "num_kv_heads: expected a whole number, got 2.0"),
-    ],
-)
-def test_heads_that_do_not_divide_are_refused(number, error, message):
-    for make in (
-        lambda: MultiHeadAttention(24, 6, num_kv_heads=number),
-        lambda: TransformerBlock(24, 6, num_kv_heads=number),
-        lambda: small_model(embed_dim=24, num_heads=6, num_kv_heads=number),
-    ):
-        with refuses(message, error):
-            make()
+@pytest.mark.parametrize("words", NUMBERS)
+def test_heads_that_do_not_divide_are_refused(words):
+    sizes, number = {"embed_dim": 24, "num_heads": 6}, NUMBERS[words]
+    error = TypeError if "whole" in words else ValueError
+    for make in (MultiHeadAttention, TransformerBlock, small_model):
+        with refuses(f"num_kv_heads: {words}", error):
+            make(**sizes, num_kv_heads=number)
 
 
 # ── a cache for windows ──────────────────────────────────────────────────────────────
@@ -282,11 +224,10 @@ def test_heads_that_do_not_divide_are_refused(number, error, message):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7])
 def test_the_suite_passes(window, as_shipped):
-    check_cache(lambda capacity: WindowCache(window, capacity), window=window)
-
-
-def test_a_window_that_is_never_full_keeps_the_whole_contract(as_shipped):
-    check_cache(lambda capacity: WindowCache(8, capacity))
+    """Also that for caches which forget nothing, where the window is never full."""
+    check_cache(partial(WindowCache, window), window=window)
+    if window == 7:
+        check_cache(partial(WindowCache, 8))
 
 
 def returning(change):
@@ -310,18 +251,6 @@ def views(cache, keys, values):
     return cache.keys[..., : len(cache), :], cache.values[..., : len(cache), :]
 
 
-class Longer(WindowCache):
-    """Keeps one token more than it says."""
-
-    def __init__(self, window, capacity):
-        super().__init__(window + 1, capacity)
-
-
-class Shorter(WindowCache):
-    def __init__(self, window, capacity):
-        super().__init__(max(1, window - 1), capacity)
-
-
 class CountsKept(WindowCache):
     def __len__(self):
         return min(self.length, self.window)
@@ -332,11 +261,6 @@ class AnyLength(WindowCache):
         self.length = length
 
 
-class Endless(WindowCache):
-    def __init__(self, window, capacity):
-        super().__init__(window)
-
-
 class TakesBackTwo(WindowCache):
     def truncate(self, length):
         if length and max(0, length - self.window + 1) < self.length - self.window:
@@ -345,8 +269,8 @@ class TakesBackTwo(WindowCache):
 
 
 BROKEN = {
-    "longer": (Longer, "keys of shape"),
-    "shorter": (Shorter, "keys of shape"),
+    "longer": (lambda window, capacity: WindowCache(window + 1, capacity), "keys of shape"),
+    "shorter": (lambda window, capacity: WindowCache(2, capacity), "keys of shape"),
     "keeps all": (lambda window, capacity: KVCache(capacity), "keys of shape"),
     "in the ring's order": (returning(in_ring_order), "other keys than the last ones"),
     "views": (returning(views), "what append 0 returned has changed"),
@@ -354,7 +278,7 @@ BROKEN = {
     "its own values": (returning(lambda cache, keys, values: (keys, values.flip(-2))),
                        "other values than the last ones"),
     "any length": (AnyLength, "what it has forgotten: accepted"),
-    "endless": (Endless, "a full cache: accepted"),
+    "endless": (lambda window, capacity: WindowCache(window), "a full cache: accepted"),
     "takes back two": (TakesBackTwo, "one more is taken back: accepted"),
 }  # fmt: skip
 
@@ -406,18 +330,47 @@ def test_memory_and_words():
     assert cache.keys.data_ptr() == where
 
 
-def test_in_order():
-    ring = torch.tensor([[4.0], [5.0], [2.0], [3.0]])  # tokens 2 to 5
-    for first, end in ((2, 6), (3, 5), (4, 6), (5, 5), (2, 4)):
-        found = torch.cat(in_order(ring, first, end))
-        assert found.flatten().tolist() == list(range(first, end))
+def full():
+    """Eight tokens, of which a window of three is left."""
+    cache = WindowCache(3)
+    cache.append(torch.ones(8, 2), torch.ones(8, 2))
+    return cache
+
+
+def read(heads):
+    cache = WindowCache(3)
+    try:
+        layer_of(heads, 2)(normal(1, 2, 24), cache=cache)
+    finally:
+        assert len(cache) == 0
+
+
+KEPT = "cache: expected one that keeps what a head sees,"
+NEAR = partial(CAUSAL, window=4)
+VALUES = {
+    "window: expected at least 1, got 0": lambda: WindowCache(0),
+    "window: expected at least 1, got -1": lambda: WindowCache(-1),
+    "length: expected 0, or at least 7, since the first 5 tokens are forgotten, got 6": (
+        lambda: full().truncate(6)
+    ),
+    "length: expected between 0 and 8, got 9": lambda: full().truncate(9),
+    f"{KEPT} all tokens, got a window of 3": lambda: read(CAUSAL()),
+    "cache: … sees, all tokens, got a window of 3": lambda: read(
+        LearnedBiasAttention(6, 3, causal=True)
+    ),
+    f"{KEPT} 4 tokens, got a window of 3": lambda: read(NEAR()),
+    "cache: … sees, 4 tokens, got a window of 3": lambda: read([NEAR()] * 6),
+}
+test_what_a_window_refuses = each_refused(ValueError, VALUES)
+WHOLE = {"window: expected a whole number, got 2.0": lambda: WindowCache(2.0)}
+test_a_window_is_whole = each_refused(TypeError, WHOLE)
 
 
 WINDOWED = {
     "bias": LearnedBiasAttention(4, 8, causal=True, window=3),
     "tiles": FlashAttention(causal=True, block_size=4, window=3),
-    "plain": ScaledDotProductAttention(causal=True, window=3),
-    "list": [ScaledDotProductAttention(causal=True, window=3 - i % 2) for i in range(4)],
+    "plain": CAUSAL(window=3),
+    "list": [CAUSAL(window=3 - i % 2) for i in range(4)],
 }
 
 
@@ -428,20 +381,18 @@ def test_text_with_a_ring_is_that_with_all(heads, positions):
     model = small_model(**sizes, attention=WINDOWED[heads], positions=positions)
     model, ids = model.double().eval(), torch.randint(11, (3, 7))
     for front in (None, torch.tensor([0, 2, 5])):
-        texts = []
-        for kind in (None, KVCache, lambda capacity: WindowCache(3)):
-            caches = False if kind is None else [kind(20) for _ in model.blocks]
-            options = {"cache": caches, "padding": front}
-            generator = torch.Generator().manual_seed(6)
-            texts.append(model.generate(ids, 12, generator=generator, **options))
-        assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+        caches, texts = [WindowCache(3) for _ in model.blocks], []
+        for cache in (False, caches):
+            luck = torch.Generator().manual_seed(6)
+            given = {"cache": cache, "padding": front, "generator": luck}
+            texts.append(model.generate(ids, 12, **given))
+        assert torch.equal(*texts)
         assert all(c.keys.shape == (3, 2, 3, 4) for c in caches)
 
 
 @pytest.mark.parametrize("sizes", [[12], [1] * 12, [5, 1, 4, 2], [2, 9, 1]])
 def test_logits_with_a_ring_of_any_larger_size(sizes):
-    near = ScaledDotProductAttention(causal=True, window=3)
-    shared = {"num_heads": 4, "num_kv_heads": 2, "attention": near}
+    shared = {"num_heads": 4, "num_kv_heads": 2, "attention": CAUSAL(window=3)}
     model = small_model(**shared, positions="rotary").double().eval()
     ids = torch.randint(11, (2, 12))
     with torch.no_grad():
@@ -454,78 +405,26 @@ def test_logits_with_a_ring_of_any_larger_size(sizes):
                 close(torch.cat(parts, dim=1), expected)
 
 
-def test_positions_right_after_the_ring_is_full():
-    rotary = RotaryPositions(4)
-    layer = layer_of(ScaledDotProductAttention(causal=True, window=3), 2, rotary=rotary)
-    cache, x = WindowCache(3), normal(1, 9, 24)
-    with torch.no_grad():
-        for t in range(9):
-            layer(x[:, t : t + 1], cache=cache)
-            turned = rotary(split_heads(layer.k_proj(x[:, t : t + 1]), 2), t)
-            assert torch.equal(cache.keys[:, :, t % 3], turned[:, :, 0])
-
-
-@pytest.mark.usefixtures("as_shipped")
-def test_a_ring_that_forgets_what_is_seen_is_refused():
-    near = ScaledDotProductAttention(causal=True, window=4)
-    for heads, seen in (
-        (ScaledDotProductAttention(causal=True), "all tokens"),
-        (near, "4 tokens"),
-        (LearnedBiasAttention(6, 3, causal=True), "all tokens"),
-        ([near] * 6, "4 tokens"),
-    ):
-        cache = WindowCache(3)
-        with pytest.raises(
-            ValueError, match=rf"^cache: expected .* sees, {seen}, got a win"
-        ):
-            layer_of(heads, 2)(normal(1, 2, 24), cache=cache)
-        assert len(cache) == 0
-
-
-@pytest.mark.usefixtures("as_shipped")
-def test_window_cache_refuses():
-    for window, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError)):
-        with pytest.raises(error, match=r"^window: expected"):
-            WindowCache(window)
-    cache = WindowCache(3)
-    cache.append(torch.ones(8, 2), torch.ones(8, 2))
-    said = (
-        "length: expected 0, or at least 7, since the first 5 tokens are forgotten, got 6"
-    )
-    with refuses(said):
-        cache.truncate(6)
-    with pytest.raises(ValueError, match=r"^length: expected between 0 and 8, got 9"):
-        cache.truncate(9)
-
-
 # ── a sink ───────────────────────────────────────────────────────────────────────────
 
 
 def test_a_sink_is_one_more_score():
-    q, k, v = normal(2, 3, 5, 4), normal(2, 3, 9, 4, seed=1), normal(2, 3, 9, 6, seed=2)
+    q, k, v = draw(2, 3, queries=5, keys=9, d_v=6)
     mask = visible(5, 9, causal=True, window=3)
     mask[-1] = False  # the last sees none
-    sink = normal(3, 1, seed=3, grad=True)
-    expected = attention(q, k, v, mask, sink=sink)
-    found = add_sink(*flash_attention(q, k, v, mask, return_lse=True), sink)
-    close(found, expected)
-    assert (found[0][..., -1, :] == 0).all()
-    d_output = torch.randn_like(found[0])
-    close(*(torch.autograd.grad(x[0], sink, d_output) for x in (found, expected)))
-
-
-def test_no_sink_and_an_endless_one():
+    for size in (1.0, -math.inf, 1e4):  # no sink, and one that leaves nothing
+        sink = normal(3, 1, seed=3) + size
+        sink.requires_grad_()
+        expected = attention(q, k, v, mask, sink=sink)
+        found = add_sink(*flash_attention(q, k, v, mask, return_lse=True), sink)
+        close(found, expected)
+        assert (found[0][..., -1, :] == 0).all()
+        d_output = torch.randn_like(found[0])
+        if size == 1.0:
+            close(*(torch.autograd.grad(x[0], sink, d_output) for x in (found, expected)))
     output, lse = normal(4, 3), normal(4)
-    same, unchanged = add_sink(output, lse, torch.tensor(-math.inf, dtype=F64))
-    assert torch.equal(same, output)
-    close(unchanged, lse)
-    gone, _ = add_sink(output, lse, torch.tensor(1e4, dtype=F64))
-    assert (gone == 0).all()
     huge, total = add_sink(output, lse + 1e4, torch.tensor(1e4, dtype=F64))
     assert huge.isfinite().all() and total.isfinite().all()
-    nothing = torch.zeros(2, 3, dtype=F64), torch.full((2,), -math.inf, dtype=F64)
-    found, lse = add_sink(*nothing, torch.tensor(-math.inf, dtype=F64))
-    assert (found == 0).all() and (lse == -math.inf).all()
 
 
 # ── latent attention ─────────────────────────────────────────────────────────────────
@@ -584,36 +483,32 @@ def test_both_forms_have_the_same_gradients():
 
 
 def test_latent_attention_keeps_its_numbers():
-    layer = LatentAttention(12, 3, 5, 2, base=500.0)
+    layer, x = LatentAttention(12, 3, 5, 2, base=500.0), torch.randn(2, 3, 12)
     assert (layer.d_latent, layer.d_rotary, layer.rotary.base) == (5, 2, 500.0)
-    assert sum(p.numel() for p in layer.parameters()) == (
-        12 * 12 + 12 * 6 + 12 * 5 + 12 * 2 + 2 * 5 * 12 + 12 * 12
-    )
-    x = torch.randn(2, 3, 12)
+    sizes = (12 * 12, 12 * 6, 12 * 5, 12 * 2, 2 * 5 * 12, 12 * 12)
+    assert sum(p.numel() for p in layer.parameters()) == sum(sizes)
     assert layer(x).dtype == torch.float32 and layer.half()(x.half()).dtype == torch.float16
 
 
-@pytest.mark.usefixtures("as_shipped")
-def test_latent_attention_refuses():
-    for arguments, message in (
-        ((12, 5, 5, 2), "embed_dim: expected a multiple of num_heads = 5, got 12"),
-        ((12, 0, 5, 2), "num_heads: expected at least 1, got 0"),
-        ((12, 3, 0, 2), "d_latent: expected at least 1, got 0"),
-        ((12, 3, 5, 3), "d_k: expected an even number of features, got 3"),
-    ):
-        with refuses(message):
-            LatentAttention(*arguments)
-    layer, x = latent(), normal(2, 3, 12)
-    with pytest.raises(ValueError, match=r"^x: expected at least 2 dimensions"):
-        layer(x[..., :11])
-    with pytest.raises(TypeError, match=r"^x: expected torch.float64"):
-        layer(x.float())
-    with pytest.raises(ValueError, match=r"^mask: expected 2 dimensions"):
-        layer(x, torch.ones(2, 3, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"^cache: expected one that keeps .* all tokens"):
-        layer(x, cache=WindowCache(2))
-    with pytest.raises(ValueError, match=r"^key: expected no gradient"):
-        layer(x, cache=KVCache(3))
-    cache = KVCache(2)
-    with torch.no_grad(), pytest.raises(ValueError, match=r"^key: expected at most 2 more"):
-        layer(x, cache=cache)
+def without_gradients(cache):
+    with torch.no_grad():
+        latent()(X, cache=cache)
+
+
+X = normal(2, 3, 12)
+LATENT = {
+    "embed_dim: expected a multiple of num_heads = 5, got 12": (
+        lambda: LatentAttention(12, 5, 5, 2)
+    ),
+    "num_heads: expected at least 1, got 0": lambda: LatentAttention(12, 0, 5, 2),
+    "d_latent: expected at least 1, got 0": lambda: LatentAttention(12, 3, 0, 2),
+    "d_k: expected an even number…, got 3": lambda: LatentAttention(12, 3, 5, 3),
+    "x: expected at least 2 dimensions…": lambda: latent()(X[..., :11]),
+    "mask: expected 2 dimensions…": lambda: latent()(X, torch.ones(2, 3, 3) > 0),
+    "cache: expected one that … all tokens…": lambda: latent()(X, cache=WindowCache(2)),
+    "key: expected no gradient…": lambda: latent()(X, cache=KVCache(3)),
+    "key: expected at most 2 more…": lambda: without_gradients(KVCache(2)),
+}
+test_what_latent_attention_refuses = each_refused(ValueError, LATENT)
+LATENT_TYPES = {"x: expected torch.float64…": lambda: latent()(X.float())}
+test_what_type_latent_attention_refuses = each_refused(TypeError, LATENT_TYPES)

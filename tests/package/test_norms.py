@@ -73,26 +73,19 @@ VALUES = {
     f"{EPS}, got nan": lambda: RMSNorm(3, float("nan")),
     f"{WIDTH} 4 features, got shape (2, 5)": lambda: LayerNorm(4)(torch.ones(2, 5)),
     f"{WIDTH} 3 features, got shape (2, 5)": lambda: RMSNorm(3)(torch.ones(2, 5)),
-    "input: …3 features, got shape (2, 4)": lambda: backprop.RMSNormLayer(3).forward(
-        normal(2, 4).numpy()
-    ),
-    "module: expected one normalized dimension, got (3, 4)": lambda: LayerNorm.from_torch(
-        nn.LayerNorm((3, 4))
-    ),
-    "module: …dimension, got (2, 3)": lambda: RMSNorm.from_torch(
-        nn.RMSNorm((2, 3), eps=0.2)
-    ),
-    "module: expected an eps, got None: one for each dtype": lambda: RMSNorm.from_torch(
-        nn.RMSNorm(5)
-    ),
-}
+    "input: …3 features, got shape (2, 4)":
+        lambda: backprop.RMSNormLayer(3).forward(normal(2, 4).numpy()),
+    "module: expected one normalized dimension, got (3, 4)":
+        lambda: LayerNorm.from_torch(nn.LayerNorm((3, 4))),
+    "module: …dimension, got (2, 3)":
+        lambda: RMSNorm.from_torch(nn.RMSNorm((2, 3), eps=0.2)),
+    "module: expected an eps, got None: one for each dtype":
+        lambda: RMSNorm.from_torch(nn.RMSNorm(5)),
+}  # fmt: skip
 test_values = each_refused(ValueError, VALUES)
 TYPES = {
-    "input: …tensor, got torch.int64": lambda: LayerNorm(4)(
-        torch.ones(2, 4, dtype=torch.int64)
-    ),
-    "input: expected torch.float32 as the weights, got torch.float64": lambda: RMSNorm(3)(
-        normal(2, 3)
-    ),
-}
+    "input: …tensor, got torch.int64": lambda: LayerNorm(4)(torch.ones(2, 4).long()),
+    "input: expected torch.float32 as the weights, got torch.float64":
+        lambda: RMSNorm(3)(normal(2, 3)),
+}  # fmt: skip
 test_types = each_refused(TypeError, TYPES)

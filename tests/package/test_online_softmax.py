@@ -13,13 +13,12 @@ from torch.nn import functional as F
 from attnlib import (
     SoftmaxState,
     block_state,
-    masked_softmax,
     merge_outputs,
     merge_states,
     online_attention,
 )
 from attnlib.online_softmax import finite, nonzero
-from drawn import close, each_refused
+from drawn import close, each_refused, normal
 
 LEADING = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)  # of blocks; 0: no keys
@@ -61,14 +60,18 @@ def merge_in_a_random_tree(merge, parts, seed):
 
 
 def whole(scores, value):
-    """The state of a row, and its log-sum-exp, by other means."""
-    if scores.shape[-1] == 0:
-        scores = F.pad(scores, (0, 1), value=-torch.inf)
-        value = value.new_zeros(*value.shape[:-2], 1, value.shape[-1])
-    maximum = scores.max(dim=-1).values
-    total = torch.nan_to_num(scores - maximum[..., None], nan=-torch.inf).exp().sum(dim=-1)
-    output = masked_softmax(scores) @ value
-    return (maximum, total, output), torch.logsumexp(scores, dim=-1)
+    """Maximum, total, output and log-sum-exp of each row, all keys at once.
+
+    A key more, which is forbidden, changes nothing, and there always is one.
+    """
+    scores, value = F.pad(scores, (0, 1), value=-torch.inf), F.pad(value, (0, 0, 0, 1))
+    maximum = scores.detach().amax(dim=-1, keepdim=True)
+    empty = maximum == -torch.inf
+    total = (scores - maximum.masked_fill(empty, 0.0)).exp().sum(dim=-1)
+    safe = scores.masked_fill(empty, 0.0)  # no NaN arises, forward or backward
+    output = safe.softmax(dim=-1).masked_fill(empty, 0.0) @ value
+    lse = safe.logsumexp(dim=-1).masked_fill(empty[..., 0], -torch.inf)
+    return maximum[..., 0], total, output, lse
 
 
 def test_what_stands_in_for_an_empty_row():
@@ -76,29 +79,49 @@ def test_what_stands_in_for_an_empty_row():
     assert finite(torch.tensor([-math.inf, -2.0])).tolist() == [0.0, -2.0]
 
 
-@given(LEADING, st.integers(0, 4), SIZES, st.integers(0, 3), MASKS, SEEDS)
-@example((), 3, [0], 2, "none", 0)  # no keys at all
-@example((2,), 3, [1, 1, 1, 1, 1, 1], 2, "some blocks", 1)  # the first block is masked
-@example((2,), 3, [1, 1, 1, 1, 1, 1], 2, "some blocks", 0)  # the last one is
-@example((), 3, [3, 0, 4], 2, "everything", 0)
-def test_any_split_order_and_tree(leading, queries, sizes, d_v, kind, seed):
-    scores, value = draw(leading, queries, sizes, d_v, kind, seed)
-    expected, lse = whole(scores, value)
+@given(LEADING, st.integers(0, 4), SIZES, st.integers(0, 3), MASKS, st.booleans(), SEEDS)
+@example((), 3, [0], 2, "none", True, 0)  # no keys at all
+@example((2,), 3, [1, 1, 1, 1, 1, 1], 2, "some blocks", True, 1)  # the first is masked
+@example((2,), 3, [1, 1, 1, 1, 1, 1], 2, "some blocks", True, 0)  # the last one is
+@example((), 3, [3, 0, 4], 2, "everything", True, 0)
+@example((), 3, [3, 0, 4], 2, "everything", False, 0)
+def test_any_split_order_and_tree(leading, queries, sizes, d_v, kind, additive, seed):
+    """Results and gradients, also through the log-sum-exp; 0 and never NaN if empty.
+
+    An additive mask of -inf does not cut a score off from its gradient as masked_fill does,
+    so it is the harder case.
+    """
+    masked, value = draw(leading, queries, sizes, d_v, kind, seed)
+    forbidden, value = masked == -torch.inf, value.requires_grad_()
+    raw = normal(*masked.shape, seed=seed, grad=True)
+    kept = raw.masked_fill(forbidden, -torch.inf)
+    added = raw + torch.zeros_like(masked).masked_fill(forbidden, -torch.inf)
+    scores, expected = added if additive else kept, whole(kept, value)
     blocks = cut(scores, value, sizes)
     states = [block_state(*block) for block in blocks]
     random.Random(seed).shuffle(blocks)
-    for found in (
+    results = []
+    for state in (
         block_state(scores, value),
         functools.reduce(merge_states, states),
         merge_in_a_random_tree(merge_states, states, seed),
         online_attention(iter(blocks)),
     ):
-        close(found, expected, atol=1e-11)
-        close([found.lse], [lse])
-    output, by_lse = merge_in_a_random_tree(
-        merge_outputs, [(state.output, state.lse) for state in states], seed
-    )
-    close([output, by_lse], [expected[2], lse])
+        close([state.maximum, state.total], expected[:2], atol=1e-11)
+        results.append((state.output, state.lse))
+    pairs = [(state.output, state.lse) for state in states]
+    results.append(merge_in_a_random_tree(merge_outputs, pairs, seed))
+    coming = [normal(*x.shape, seed=seed + 1) for x in expected[2:]]
+
+    def gradients(results):
+        return torch.autograd.grad(results, (raw, value), coming, retain_graph=True)
+
+    slopes = gradients(expected[2:])
+    for result in results:
+        close(result, expected[2:])
+        found = gradients(result)
+        close(found, slopes)
+        assert not found[0][forbidden].any()
 
 
 @given(LEADING, st.integers(1, 4), SIZES, MASKS, MASKS, SEEDS)
@@ -123,54 +146,6 @@ def test_laws(leading, queries, sizes, kind, other_kind, seed):
         merge_states(a, merge_states(b, c)),
     )
     close(left, right)
-
-
-@given(LEADING, st.integers(1, 4), SIZES, MASKS, st.booleans(), SEEDS)
-@example((), 2, [2, 3], "everything", True, 0)
-@example((), 3, [2, 3, 1], "some blocks", True, 0)
-def test_gradients(leading, queries, sizes, kind, additive, seed):
-    """Those of the plain softmax, through output and log-sum-exp; 0 and never NaN if empty.
-
-    An additive mask of -inf does not cut a score off from its gradient as masked_fill does,
-    so it is the harder case.
-    """
-    masked, value = draw(leading, queries, sizes, 3, kind, seed)
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randn(masked.shape, dtype=torch.float64, generator=generator)
-    raw, value = raw.requires_grad_(), value.requires_grad_()
-    forbidden = masked == -torch.inf
-    scores = raw + torch.zeros_like(masked).masked_fill(forbidden, -torch.inf)
-    if not additive:
-        scores = raw.masked_fill(forbidden, -torch.inf)
-
-    d_output = torch.randn(*raw.shape[:-1], 3, dtype=torch.float64, generator=generator)
-    d_lse = torch.randn(raw.shape[:-1], dtype=torch.float64, generator=generator)
-
-    def gradients(*results):
-        return torch.autograd.grad(
-            results, (raw, value), (d_output, d_lse), retain_graph=True
-        )
-
-    # the plain softmax, over the allowed keys of rows that have one
-    some = ~forbidden.all(dim=-1, keepdim=True)
-    safe = raw.masked_fill(forbidden, -torch.inf).masked_fill(~some, 0.0)
-    expected = torch.softmax(safe, dim=-1).masked_fill(~some, 0.0) @ value
-    lse = torch.logsumexp(safe, dim=-1).masked_fill(~some[..., 0], -torch.inf)
-    slopes = gradients(expected, lse) if sum(sizes) else None
-    blocks = cut(scores, value, sizes)
-    states = [block_state(*block) for block in blocks]
-    merged = merge_in_a_random_tree(merge_states, states, seed)
-    online = online_attention(blocks)
-    for output, level in (
-        (merged.output, merged.lse),
-        (online.output, online.lse),
-        merge_in_a_random_tree(merge_outputs, [(s.output, s.lse) for s in states], seed),
-    ):
-        found = gradients(output, level)
-        assert all(slope.isfinite().all() for slope in found)
-        if slopes is not None:
-            close(found, slopes)
-        assert not found[0][forbidden].any()
 
 
 def test_second_derivatives():
@@ -210,23 +185,16 @@ def test_short_formats_are_computed_in_float32(dtype):
     scores, value = torch.zeros(2, 70_000, dtype=dtype), torch.rand(70_000, 2).to(dtype)
     blocks = cut(scores, value, [700] * 100)
     states = [block_state(*block) for block in blocks]
+    exact = value.double().mean(dim=0).expand(2, 2)
     for state in (online_attention(blocks), functools.reduce(merge_states, states)):
-        assert {part.dtype for part in state} == {torch.float32}
-        assert state.lse.dtype == torch.float32
+        assert {part.dtype for part in (*state, state.lse)} == {torch.float32}
         assert state.total.tolist() == [70_000, 70_000]
-        exact = value.double().mean(dim=0).expand(2, 2)
-        torch.testing.assert_close(state.output.double(), exact, rtol=0, atol=1e-5)
+        close(state.output.double(), exact, atol=1e-5)
         torch.testing.assert_close(state.lse, torch.full((2,), math.log(70_000)))
-    wide = online_attention([(scores.double(), value)])
-    assert {part.dtype for part in wide} == {torch.float64}
-
-
-def test_float32_scores_with_shorter_values():
-    """What a kernel has: scores accumulated in float32, values as they are stored."""
-    torch.manual_seed(0)
-    scores, value = torch.randn(3, 8), torch.randn(8, 2).half()
-    expected = torch.softmax(scores, dim=-1) @ value.float()
-    close([online_attention([(scores, value)]).output], [expected], atol=1e-6)
+    for wide in (torch.float32, torch.float64):  # scores as a kernel accumulates them
+        state = online_attention([(scores.to(wide), value)])
+        assert {part.dtype for part in state} == {wide}
+        close(state.output.double(), exact, atol=1e-5)
 
 
 def test_merged_values_do_not_overflow():
@@ -280,38 +248,28 @@ STATE = SoftmaxState(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3, 4))
 SHAPES = "expected shapes (2, 3), (2, 3) and (2, 3, 4), got"
 VALUES = {
     "blocks: expected at least one block, got none": lambda: online_attention([]),
-    "scores: expected at least 2 dimensions (queries, keys), got shape (3,)": lambda: (
-        block_state(torch.ones(3), torch.ones(3, 1))
-    ),
-    "value: expected at least 2 dimensions (keys, features), got shape (3,)": lambda: (
-        online_attention([(torch.ones(2, 3), torch.ones(3))])
-    ),
-    "value: expected 3 keys as scores, got shape (1, 4)": lambda: block_state(
-        torch.ones(2, 3), torch.ones(1, 4)
-    ),
-    "value: expected leading dimensions (5,) as scores, got shape (3, 4)": lambda: (
-        block_state(torch.ones(5, 2, 3), torch.ones(3, 4))
-    ),
-    "blocks: expected outputs (2, 4) as before, got (1, 4)": lambda: online_attention(
-        (torch.ones(queries, 3), torch.ones(3, 4)) for queries in (2, 1)
-    ),
-    f"b: {SHAPES} (2, 3), (2, 3, 1) and (2, 3, 4)": lambda: merge_states(
-        STATE, STATE._replace(total=torch.ones(2, 3, 1))
-    ),
-    f"b: {SHAPES} (2, 1), (2, 1) and (2, 1, 4)": lambda: merge_states(
-        STATE, SoftmaxState(*(part[:, :1] for part in STATE))
-    ),
-    f"a: {SHAPES} (3, 2), (3, 2) and (2, 3, 4)": lambda: merge_outputs(
-        (STATE.output, STATE.total.mT), (STATE.output, STATE.total)
-    ),
-}
+    "scores: expected at least 2 dimensions (queries, keys), got shape (3,)":
+        lambda: block_state(torch.ones(3), torch.ones(3, 1)),
+    "value: expected at least 2 dimensions (keys, features), got shape (3,)":
+        lambda: online_attention([(torch.ones(2, 3), torch.ones(3))]),
+    "value: expected 3 keys as scores, got shape (1, 4)":
+        lambda: block_state(torch.ones(2, 3), torch.ones(1, 4)),
+    "value: expected leading dimensions (5,) as scores, got shape (3, 4)":
+        lambda: block_state(torch.ones(5, 2, 3), torch.ones(3, 4)),
+    "blocks: expected outputs (2, 4) as before, got (1, 4)":
+        lambda: online_attention((torch.ones(n, 3), torch.ones(3, 4)) for n in (2, 1)),
+    f"b: {SHAPES} (2, 3), (2, 3, 1) and (2, 3, 4)":
+        lambda: merge_states(STATE, STATE._replace(total=torch.ones(2, 3, 1))),
+    f"b: {SHAPES} (2, 1), (2, 1) and (2, 1, 4)":
+        lambda: merge_states(STATE, SoftmaxState(*(part[:, :1] for part in STATE))),
+    f"a: {SHAPES} (3, 2), (3, 2) and (2, 3, 4)":
+        lambda: merge_outputs((STATE.output, STATE.total.mT), (STATE.output, STATE.total)),
+}  # fmt: skip
 test_values = each_refused(ValueError, VALUES)
 TYPES = {
-    "scores: expected a floating-point tensor, got torch.int64": lambda: block_state(
-        torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 1)
-    ),
-    "value: expected a floating-point tensor, got torch.bool": lambda: block_state(
-        torch.ones(2, 3), torch.ones(3, 1) > 0
-    ),
-}
+    "scores: expected a floating-point tensor, got torch.int64":
+        lambda: block_state(torch.ones(2, 3).long(), torch.ones(3, 1)),
+    "value: expected a floating-point tensor, got torch.bool":
+        lambda: block_state(torch.ones(2, 3), torch.ones(3, 1) > 0),
+}  # fmt: skip
 test_types = each_refused(TypeError, TYPES)

@@ -1,6 +1,7 @@
 """Options that change the numbers are declared; trained models refuse others by name."""
 
 import inspect
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,10 @@ def kinds(parent=BaseAttention):
     for kind in parent.__subclasses__():
         yield kind
         yield from kinds(kind)
+
+
+def test_each_option_that_is_declared_is_tried():
+    assert BaseAttention.neutral.keys() == SET.keys() | {"causal", "dropout"}
 
 
 OPTIONS = [
@@ -87,20 +92,16 @@ HEADS = {
 }
 
 
-def test_each_option_that_is_declared_is_tried():
-    assert BaseAttention.neutral.keys() == SET.keys() | {"causal", "dropout"}
+SIZES = {"vocab_size": 11, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
 @pytest.fixture(params=[GPT2, Llama])
 def load(request, tmp_path):
     transformers = pytest.importorskip("transformers")
     if request.param is GPT2:
-        sizes = {"vocab_size": 11, "n_embd": 16, "n_layer": 1, "n_head": 4}
-        config = transformers.GPT2Config(**sizes, n_positions=8)
+        config = transformers.GPT2Config(**SIZES, hidden_size=16, n_positions=8)
     else:
-        sizes = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 16}
-        sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4}
-        config = transformers.LlamaConfig(**sizes)
+        config = transformers.LlamaConfig(**SIZES, hidden_size=16, intermediate_size=16)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     return lambda heads: request.param.from_pretrained(tmp_path, attention=heads)
 
@@ -123,9 +124,7 @@ def test_a_trained_model_takes_what_changes_nothing(load):
         assert torch.allclose(load(heads)(ids), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in HEADS if case not in ("a class", "one of four")]
-)
+@pytest.mark.parametrize("case", sorted(HEADS.keys() - {"a class", "one of four"}))
 def test_a_guest_says_none_of_what_the_model_says(case):
     guest, name, value = HEADS[case]
     for part in guest.modules():
@@ -136,13 +135,13 @@ def test_a_guest_says_none_of_what_the_model_says(case):
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_class_has_the_window_of_its_model(window):
-    sizes = {"vocab_size": 7, "context_length": 9, "embed_dim": 16, "num_heads": 4}
-
     class Windowed(ScaledDotProductAttention):
         def __init__(self):
             super().__init__(causal=True, window=window)
 
+    sizes = {"vocab_size": 7, "context_length": 9, "embed_dim": 16, "num_heads": 4}
+    make = partial(Llama, **sizes, num_layers=1, d_ff=12, attention=Windowed)
+    make(window=window)
     other = 3 if window is None else None
-    Llama(**sizes, num_layers=1, d_ff=12, window=window, attention=Windowed)
     with pytest.raises(ValueError, match=f"expected window={other}, got {window}"):
-        Llama(**sizes, num_layers=1, d_ff=12, window=other, attention=Windowed)
+        make(window=other)

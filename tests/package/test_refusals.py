@@ -1,5 +1,7 @@
 """Bad input is refused: each message names argument, what was expected, what came."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -89,32 +91,22 @@ test_self_attention_refuses_types = each_refused(TypeError, TYPES_OF_TOKENS, rea
 
 
 WITH_DROPOUT = [
-    lambda dropout: ScaledDotProductAttention(dropout=dropout),
-    lambda dropout: CausalAttention(5, 3, dropout=dropout),
-    lambda dropout: LearnedBiasAttention(2, dropout=dropout),
-    lambda dropout: PhysicsGuidedAttention(dropout=dropout),
-    lambda dropout: FeedForwardNetwork(4, dropout=dropout),
-    lambda dropout: TransformerBlock(4, 2, dropout=dropout),
+    *(ScaledDotProductAttention, PhysicsGuidedAttention, partial(CausalAttention, 5, 3)),
+    *(partial(LearnedBiasAttention, 2), partial(FeedForwardNetwork, 4)),
+    partial(TransformerBlock, 4, 2),
 ]
 
 
-@pytest.mark.parametrize(
-    "dropout",
-    [-0.1, 1.5, float("nan"), True, False, "0.1", None, [0.1], 1j, torch.tensor(0.1)],
-)
 @pytest.mark.parametrize("make", WITH_DROPOUT)
-def test_dropout_must_be_a_probability(make, dropout):
-    error = ValueError if type(dropout) is float else TypeError
-    with refuses(
-        f"dropout: expected a probability between 0 and 1, got {dropout!r}", error
-    ):
-        make(dropout)
-
-
-@pytest.mark.parametrize("make", WITH_DROPOUT)
-def test_certainty_and_impossibility_are_probabilities(make):
-    numbers = (0, 0.0, 1, 1.0, np.float32(0.5), np.float64(0.5))
-    assert {make(dropout).training for dropout in numbers} == {True}
+def test_dropout_must_be_a_probability(make):
+    for dropout in (0, 0.0, 1, 1.0, np.float32(0.5), np.float64(0.5)):
+        assert make(dropout=dropout).training
+    no_numbers = (True, False, "0.1", None, [0.1], 1j, torch.tensor(0.1))
+    for dropout in (-0.1, 1.5, float("nan"), *no_numbers):
+        error = ValueError if type(dropout) is float else TypeError
+        words = f"dropout: expected a probability between 0 and 1, got {dropout!r}"
+        with refuses(words, error):
+            make(dropout=dropout)
 
 
 FLAG = "expected True or False, got"
@@ -129,38 +121,27 @@ FLAGS = {
 test_what_is_no_truth_value_is_refused = each_refused(TypeError, FLAGS)
 
 
-def test_what_differs_between_the_two_layers_is_named():
+@pytest.mark.parametrize("third", [True, 0.1])
+def test_what_differs_between_the_two_layers_is_named(third):
     """The third place is the bias in one and was the dropout in the other."""
     with pytest.raises(TypeError, match="positional"):
-        CausalAttention(5, 4, True)
-    with pytest.raises(TypeError, match="positional"):
-        CausalAttention(5, 4, 0.1)
-    without, biased = CausalAttention(5, 4), SelfAttention(5, 4, True)
-    for layer, has_bias in ((without, False), (biased, True)):
-        maps = (layer.W_query, layer.W_key, layer.W_value)
-        assert [linear.bias is not None for linear in maps] == 3 * [has_bias]
-    assert CausalAttention(5, 4).attention.dropout == 0.0
+        CausalAttention(5, 4, third)
+    assert CausalAttention(5, 4).W_query.bias is None
+    assert SelfAttention(5, 4, True).W_query.bias is not None
     with pytest.raises(TypeError, match=r"^mask: expected a boolean tensor"):
         SelfAttention(5, 4)(torch.randn(3, 5), True)  # once the place of return_weights
 
 
-def test_shapes_are_refused_on_a_device_without_autocast_too():
-    layer = SelfAttention(5, 3).to("meta")
+def test_on_a_device_without_autocast_and_under_autocast():
+    layer, meta = SelfAttention(5, 3), torch.randn(7, 5, device="meta")
+    with torch.autocast("cpu", torch.bfloat16):  # dtypes may be mixed
+        assert torch.allclose(layer(X.bfloat16()).float(), layer(X).float(), atol=0.02)
+        with refuses("key: expected a floating-point tensor, got list", TypeError):
+            attend((Q, [[1.0]], V))
+    layer = layer.to("meta")
     with refuses("x: expected torch.float32 as the weights, got torch.float64", TypeError):
-        layer(torch.randn(7, 5, device="meta").double())
-    assert layer(torch.randn(7, 5, device="meta")).shape == (7, 3)
-
-
-def test_autocast_may_mix_dtypes():
-    layer, x = SelfAttention(5, 3), torch.randn(7, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.allclose(layer(x.bfloat16()).float(), layer(x).float(), atol=0.02)
-
-
-def test_autocast_does_not_hide_what_is_no_tensor():
-    said = "key: expected a floating-point tensor, got list"
-    with torch.autocast("cpu", torch.bfloat16), refuses(said, TypeError):
-        ScaledDotProductAttention()(Q, [[1.0]], V)
+        layer(meta.double())
+    assert layer(meta).shape == (7, 3)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -38,21 +39,16 @@ def oracle(x, positions, omega, interleaved, magnitude=1.0):
 
 
 @given(
-    leading=st.lists(st.integers(1, 3), max_size=2).map(tuple),
-    tokens=st.integers(0, 6),
-    pairs=st.integers(1, 9),
-    base=st.sampled_from([2.0, 10000.0, 5e5]),
-    interleaved=st.booleans(),
-    shared=st.booleans(),
-    seed=SEEDS,
-)
+    st.lists(st.integers(1, 3), max_size=2).map(tuple), st.integers(0, 6),
+    st.integers(1, 9), st.sampled_from([2.0, 10000.0, 5e5]), st.booleans(), st.booleans(),
+    SEEDS,
+)  # fmt: skip
 def test_as_complex_numbers(leading, tokens, pairs, base, interleaved, shared, seed):
     x = normal(*leading, tokens, 2 * pairs, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     shape = (tokens,) if shared else (*leading, tokens)
     positions = torch.randint(-1000, 1000, shape, generator=generator)
-    omega = frequencies(2 * pairs, base)
-    expected = oracle(x, positions, omega, interleaved)
+    expected = oracle(x, positions, frequencies(2 * pairs, base), interleaved)
     before = x.clone()
     for found in (
         rotate(x, positions, base, interleaved),
@@ -77,23 +73,11 @@ def test_positions_default_first_and_broadcast():
     close(parts, rotate(x))
 
 
-@given(SEEDS, st.integers(-500, 500), st.booleans())
-def test_scores_know_distances_only(seed, moved, interleaved):
-    q, k = normal(2, 3, 6, 16, seed=seed)
-    scores = rotate(q, 0, 1e4, interleaved) @ rotate(k, 0, 1e4, interleaved).mT
-    again = rotate(q, moved, 1e4, interleaved) @ rotate(k, moved, 1e4, interleaved).mT
-    close(again, scores, atol=1e-9)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients(interleaved):
-    x, dy = normal(2, 2, 5, 6).unbind()
-    x.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: rotate(x, 3, 1e4, interleaved), x)
-    assert torch.autograd.gradgradcheck(lambda x: rotate(x, 3, 1e4, interleaved), x)
-    (dx,) = torch.autograd.grad(rotate(x, 3, 1e4, interleaved), x, dy)
-    back = rotate(dy, -torch.arange(3, 8), 1e4, interleaved)
-    close(dx, back)
+    x = normal(2, 5, 6, grad=True)
+    turn = partial(rotate, positions=3, base=1e4, interleaved=interleaved)
+    assert torch.autograd.gradcheck(turn, x) and torch.autograd.gradgradcheck(turn, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -124,18 +108,8 @@ def test_a_converted_module_keeps_its_frequencies():
         assert RotaryPositions(8)(torch.randn(3, 8)).device.type == "meta"
 
 
-def test_autocast_keeps_the_angles():
-    model = small_model(context_length=4096, positions="rotary").eval()
-    ids = torch.randint(7, (1, 300), generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model(ids)
-    close(found.float(), model(ids), atol=0.1)
-
-
 # The rules for longer texts, each worked out by hand for d = 8 and base 10^4: ω is 1, 0.1,
 # 0.01 and 0.001; 2π · 100 tokens make 100, 10, 1 and 0.1 turns.
-
-LENGTH = round(200 * math.pi)  # 628: 99.95 turns, and so on
 
 
 @pytest.mark.parametrize(
@@ -152,20 +126,16 @@ LENGTH = round(200 * math.pi)  # 628: 99.95 turns, and so on
 def test_rules(options, expected):
     """YaRN's ends: 32 turns are pair 0.49, 1 turn is pair 1.9998 and 0.05 turns are pair
     3.3; rounded outwards, 0, 2 and 4."""
-    module = RotaryPositions(8, factor=4.0, original_length=LENGTH, **options).double()
+    length = round(200 * math.pi)  # 628: 99.95 turns, and so on
+    module = RotaryPositions(8, factor=4.0, original_length=length, **options).double()
     kept = module.omega / torch.tensor(frequencies(8), dtype=torch.float64)
     atol = 1e-3 if options["scaling"] == "llama3" else 1e-12  # 9.995 turns, not 10
-    torch.testing.assert_close(
-        kept, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol
-    )
+    close(kept, torch.tensor(expected, dtype=torch.float64), atol=atol)
     magnitude = 1 + 0.1 * math.log(4) if options["scaling"] == "yarn" else 1.0
     assert module.magnitude == pytest.approx(magnitude, abs=1e-15)
-
-
-def test_ends_of_the_rules():
-    """Both ends of YaRN's ramp at one pair: nothing is divided by 0; a single pair."""
-    yarn = {**YARN, "factor": 2.0, "original_length": 1}
-    assert RotaryPositions(4, base=4.0, **yarn).omega.isfinite().all()
+    # Both ends of the ramp at one pair: nothing is divided by 0; and a single pair.
+    ends = options | {"factor": 2.0, "original_length": 1}
+    assert RotaryPositions(4, base=4.0, **ends).omega.isfinite().all()
     assert RotaryPositions(2, scaling="ntk", factor=8.0).omega.tolist() == [1.0]
 
 
@@ -187,78 +157,58 @@ def test_magnitude_can_be_given():
 )
 def test_multi_head_attention(attention):
     torch.manual_seed(0)
-    plain = MultiHeadAttention(8, 2, attention)
-    turned = MultiHeadAttention(8, 2, attention, rotary=RotaryPositions(4))
-    turned.load_state_dict(plain.state_dict())
-    plain, turned = plain.double(), turned.double()
+    turned = MultiHeadAttention(8, 2, attention, rotary=RotaryPositions(4)).double()
     x = normal(3, 5, 8)
+    whole, plain = turned(x)[0], copy.deepcopy(turned)
+    plain.rotary = None
     together = turned(x, positions=torch.zeros(5, dtype=torch.long))[0]
     torch.testing.assert_close(together, plain(x)[0])
-    assert (turned(x)[0] - plain(x)[0]).abs().max() > 1e-3
+    assert (whole - plain(x)[0]).abs().max() > 1e-3
+    called = MultiHeadAttention(8, 2, attention, rotary=partial(rotate, base=1e4))
+    called.double().load_state_dict(turned.state_dict())
+    close(called(x)[0], whole)  # any callable turns
     each = torch.tensor([[0], [7], [300]]) + torch.arange(5)
     for positions in (None, 0, 12, torch.arange(5) + 4, each, each[1:2]):
-        torch.testing.assert_close(turned(x, positions=positions)[0], turned(x)[0])
+        torch.testing.assert_close(turned(x, positions=positions)[0], whole)
     spread = torch.tensor([0, 1, 2, 3, 9])
-    assert (turned(x, positions=spread)[0] - turned(x)[0]).abs().max() > 1e-4
-
-
-def test_new_queries_stand_at_the_end():
-    """Two new tokens and five known ones: the last rows of the whole."""
-    torch.manual_seed(0)
-    heads = ScaledDotProductAttention(causal=True)
-    layer = MultiHeadAttention(8, 2, heads, rotary=RotaryPositions(4)).double()
-    x = normal(3, 7, 8)
-    whole = layer(x)[0]
-    torch.testing.assert_close(layer(x[:, 5:], x)[0], whole[:, 5:])
-    torch.testing.assert_close(layer(x[:, 5:], x, positions=5)[0], whole[:, 5:])
-    assert (layer(x[:, 5:], x, positions=0)[0] - whole[:, 5:]).abs().max() > 1e-4
-
-
-def test_any_callable_turns():
-    layer = MultiHeadAttention(8, 2, rotary=lambda x, positions: rotate(x, positions, 50.0))
-    same = MultiHeadAttention(8, 2, rotary=RotaryPositions(4, 50.0))
-    same.load_state_dict(layer.state_dict())
-    x = normal(2, 5, 8, dtype=torch.float32)
-    torch.testing.assert_close(layer(x)[0], same(x)[0])
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_block(norm_first):
-    torch.manual_seed(0)
-    turn = RotaryPositions(4)
-    block = TransformerBlock(8, 2, norm_first=norm_first, rotary=turn).double()
-    assert block.attention.rotary is turn
-    x = normal(2, 5, 8)
-    torch.testing.assert_close(block(x, positions=40), block(x))
-    assert (block(x, positions=torch.arange(5) * 3) - block(x)).abs().max() > 1e-4
+    assert (turned(x, positions=spread)[0] - whole).abs().max() > 1e-4
+    if attention is not None and not isinstance(attention, list):  # causal
+        new = x[:, 3:]  # two new tokens stand behind three known ones
+        torch.testing.assert_close(turned(new, x)[0], whole[:, 3:])
+        torch.testing.assert_close(turned(new, x, positions=3)[0], whole[:, 3:])
+        assert (turned(new, x, positions=0)[0] - whole[:, 3:]).abs().max() > 1e-4
 
 
 def test_language_model():
     model = small_model(positions="rotary").double()
     assert isinstance(model.positions, RotaryPositions) and model.positions.d_k == 8
-    assert all(block.attention.rotary is model.positions for block in model.blocks)
     assert not any("positions" in name for name in model.state_dict())
-    ids = torch.tensor([[3, 1, 4, 1, 5, 2, 6]])
+    ids, twin = torch.tensor([[3, 1, 4, 1, 5, 2, 6]]), copy.deepcopy(model)
+    for each in (model, twin):
+        assert torch.equal(each(ids), model(ids))
+        assert all(block.attention.rotary is each.positions for block in each.blocks)
     changed = model(ids)[:, 2:] - model(ids.roll(1, dims=1))[:, 2:]
     assert changed.abs().max() > 1e-3  # the order counts
     own = RotaryPositions(8, 500.0, interleaved=True)
     other = small_model(positions=own).double()
     other.load_state_dict(model.state_dict())
-    assert other.positions is own
-    assert (other(ids) - model(ids)).abs().max() > 1e-4
+    assert other.positions is own and (other(ids) - model(ids)).abs().max() > 1e-4
     assert model.generate(ids, 9).shape == (1, 16)  # past the context, too
-    twin = copy.deepcopy(model)
-    assert torch.equal(twin(ids), model(ids))
-    assert all(block.attention.rotary is twin.positions for block in twin.blocks)
-    model.train()
     model(ids).square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
+    block, x = model.blocks[0], normal(2, 5, 16)
+    close(block(x, positions=40), block(x))
+    assert (block(x, positions=torch.arange(5) * 3) - block(x)).abs().max() > 1e-4
+    plain = small_model(positions="learned")
+    assert plain.positions.shape == (12, 16) and plain.blocks[0].attention.rotary is None
 
 
-def test_without_rotary_nothing_turns():
-    model = small_model(positions="learned")
-    assert model.positions.shape == (12, 16)
-    assert all(block.attention.rotary is None for block in model.blocks)
+def test_autocast_keeps_the_angles():
+    model = small_model(context_length=4096, positions="rotary").eval()
+    ids = torch.randint(7, (1, 300), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(ids)
+    close(found.float(), model(ids), atol=0.1)
 
 
 def test_export_compile_vmap(as_shipped):
@@ -283,50 +233,38 @@ BROADCAST = (
     "positions: expected shape (5,), or 3 dimensions that broadcast to (2, 3, 5), got"
 )
 VALUES = {
-    "x: expected an even number of features, in pairs, got shape (5, 7)": lambda: rotate(
-        X[0, 0, :, :7]
-    ),
-    "x: expected at least 2 dimensions (tokens, features), got shape (8,)": lambda: rotate(
-        X[0, 0, 0]
-    ),
+    "x: expected an even number of features, in pairs, got shape (5, 7)":
+        lambda: rotate(X[0, 0, :, :7]),
+    "x: expected at least 2 dimensions (tokens, features), got shape (8,)":
+        lambda: rotate(X[0, 0, 0]),
     "x: expected 4 features, got shape (2, 3, 5, 8)": lambda: FLAT(X),
     f"{BROADCAST} (4,)": lambda: rotate(X, torch.arange(4)),
     f"{BROADCAST} (1,)": lambda: rotate(X, torch.tensor([7])),
-    # A batch of positions, which would mean heads.
-    "positions: …to (2, 2, 5), got (2, 5)": lambda: rotate(
-        X[:, :2], torch.zeros(2, 5, dtype=torch.long)
-    ),
-    "positions: expected device cpu, got meta": lambda: rotate(
-        X, torch.arange(5, device="meta")
-    ),
+    "positions: …to (2, 2, 5), got (2, 5)":  # a batch of positions, which would mean heads
+        lambda: rotate(X[:, :2], torch.zeros(2, 5, dtype=torch.long)),
+    "positions: expected device cpu, got meta":
+        lambda: rotate(X, torch.arange(5, device="meta")),
     "base: expected above 1, got 1.0": lambda: rotate(X, 0, 1.0),
     "d_k: expected an even number of features, got 7": lambda: RotaryPositions(7),
-    "d_k: …even number of features, got 3": lambda: small_model(
-        embed_dim=6, positions="rotary"
-    ),
-    "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', "
-    "got 'dynamic'": lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
-    "factor: expected at least 1, got 0.5": lambda: RotaryPositions(
-        8, scaling="linear", factor=0.5
-    ),
-    "factor: expected 1, as there is no scaling, got 2.0": lambda: RotaryPositions(
-        8, factor=2.0
-    ),
-    "original_length: expected the tokens of a text in training, for 'yarn', "
-    "got None": lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
-    "turns: expected two positive numbers that rise, got (32.0, 1.0)": lambda: (
-        RotaryPositions(8, **YARN, turns=(32.0, 1.0))
-    ),
+    "d_k: …even number of features, got 3":
+        lambda: small_model(embed_dim=6, positions="rotary"),
+    "scaling: expected None or one of 'linear', 'ntk', 'yarn', 'llama3', got 'dynamic'":
+        lambda: RotaryPositions(8, scaling="dynamic", factor=2.0),
+    "factor: expected at least 1, got 0.5":
+        lambda: RotaryPositions(8, scaling="linear", factor=0.5),
+    "factor: expected 1, as there is no scaling, got 2.0":
+        lambda: RotaryPositions(8, factor=2.0),
+    "original_length: expected the tokens of a text in training, for 'yarn', got None":
+        lambda: RotaryPositions(8, scaling="yarn", factor=2.0),
+    "turns: expected two positive numbers that rise, got (32.0, 1.0)":
+        lambda: RotaryPositions(8, **YARN, turns=(32.0, 1.0)),
     "positions: expected None, since nothing here turns by positions; give rotary to "
     "the constructor": lambda: MultiHeadAttention(8, 2)(X[0], positions=3),
-    "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), "
-    "got (6,)": lambda: MultiHeadAttention(8, 2, rotary=FLAT)(
-        X[0], positions=torch.arange(6)
-    ),
-    "x: …8 features, got shape (3, 2, 5, 4)": lambda: MultiHeadAttention(
-        8, 2, rotary=RotaryPositions(8)
-    )(X[0]),
-}
+    "positions: expected shape (5,), or 2 dimensions that broadcast to (3, 5), got (6,)":
+        lambda: MultiHeadAttention(8, 2, rotary=FLAT)(X[0], positions=torch.arange(6)),
+    "x: …8 features, got shape (3, 2, 5, 4)":
+        lambda: MultiHeadAttention(8, 2, rotary=RotaryPositions(8))(X[0]),
+}  # fmt: skip
 test_values = each_refused(ValueError, VALUES)
 WHOLE = "positions: expected a tensor of int64 or int32, or one integer, got"
 OBJECT = "rotary: expected an object to call, such as RotaryPositions(d_k), got"
