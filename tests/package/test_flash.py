@@ -95,13 +95,6 @@ def test_the_bound_decides_and_both_ways_agree(monkeypatch):
     close(flash_attention(*inputs, block_size=7, return_lse=True), easy)
 
 
-class Reckless(TiledAttention):
-    """Never takes a maximum."""
-
-    def bounded(self):
-        return torch.ones(len(self.q), 1, 1, dtype=torch.bool)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("entry", [1.0, 2.0**50, -(2.0**50), 2.0**-70, -(2.0**-70), 0.0])
 def test_no_sum_leaves_the_range(dtype, entry):
@@ -122,16 +115,6 @@ def test_no_sum_leaves_the_range(dtype, entry):
             output = tiles.forward()[0]
             expected = value.double().mean(dim=1, keepdim=True).expand_as(output)
             close(output.double(), expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(("feature", "entry"), [(3.9, 1e37), (-5.0, 1e-36), (-9.5, 1.0)])
-def test_what_the_bound_prevents(feature, entry):
-    inputs = [torch.full((1, 40, 4), feature), torch.full((1, 2, 4), abs(feature))]
-    inputs.append(torch.full((1, 2, 1), entry))
-    expected = inputs[2][:, :1].expand(1, 40, 1)
-    close(flash_attention(*inputs), expected, rtol=1e-6, atol=0)
-    reckless = Reckless(*inputs, None, False, 0.5, None).forward()[0]
-    assert not torch.allclose(reckless, expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -180,14 +163,10 @@ def test_huge_scores(size):
     close(found[1], expected[1], rtol=1e-12, atol=0)
     gradients = torch.autograd.grad(found[0].sum() + found[1].sum(), inputs)
     assert all(g.isfinite().all() for g in gradients)
-
-
-def test_scores_far_below_zero():
-    query, key = torch.full((1, 4), -300.0), torch.full((5, 4), 300.0)
-    value = torch.randn(5, 3)
-    output, lse = flash_attention(query, key, value, return_lse=True)
+    low, key, value = torch.full((1, 4), -size), torch.full((5, 4), size), torch.randn(5, 3)
+    output, lse = flash_attention(low, key, value, return_lse=True)  # far below zero
     close(output, value.mean(dim=0, keepdim=True), atol=1e-6)
-    torch.testing.assert_close(lse, torch.tensor([-4 * 9e4 / 2 + math.log(5)]))
+    close(lse, torch.tensor([math.log(5) - 2 * size**2]), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("low", [torch.finfo(torch.float32).min, -1e38, -1e30])
@@ -212,21 +191,19 @@ def test_gradients_where_no_score_can_be_told_from_another(low, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_error_is_at_most_twice_that_of_plain_attention(dtype, causal):
-    sizes = {"queries": 90, "keys": 130, "d_k": 32, "d_v": 16}
-    inputs = draw(2, **sizes, dtype=dtype, grad=True)
+    inputs = draw(2, queries=90, keys=130, d_k=32, d_v=16, dtype=dtype, grad=True)
     exact_inputs = leaves(inputs, torch.float64)
     output, lse = flash_attention(*inputs, causal=causal, block_size=32, return_lse=True)
     plain, _ = attnlib.ScaledDotProductAttention(causal=causal)(*inputs)
     exact, exact_lse = attention(*exact_inputs, causal=causal)
     assert output.dtype == dtype and lse.dtype == torch.float32
-    assert (output - exact).abs().max() <= 2 * (plain - exact).abs().max()
     assert (lse - exact_lse).abs().max() < 1e-5
     g = torch.linspace(-1, 1, output.numel()).view_as(output).to(dtype)
-    ours, theirs = (torch.autograd.grad(y, inputs, g) for y in (output, plain))
-    judge = torch.autograd.grad(exact, exact_inputs, g.double())
-    for a, b, c in zip(ours, theirs, judge, strict=True):
+    ours, theirs = ([y, *torch.autograd.grad(y, inputs, g)] for y in (output, plain))
+    judge = [exact, *torch.autograd.grad(exact, exact_inputs, g.double())]
+    for a, b, c, times in zip(ours, theirs, judge, (2, 3, 3, 3), strict=True):
         assert a.dtype == dtype
-        assert (a - c).abs().max() <= 3 * (b - c).abs().max()
+        assert (a - c).abs().max() <= times * (b - c).abs().max()
 
 
 # ── tiles ────────────────────────────────────────────────────────────────────────────
@@ -378,7 +355,7 @@ def test_refusals(call, error, message, as_shipped):
         call()
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch", "fused", "triton"])
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_the_class_refuses_a_list(backend, as_shipped):
     with pytest.raises(TypeError, match=r"^query: expected a floating-point tensor"):
         FlashAttention(backend=backend)([[1.0]], *draw()[1:])
