@@ -24,7 +24,6 @@ from attnlib.parallel import (
     all_gather,
     all_reduce,
     all_to_all,
-    collectives,
     processes,
     reduce_scatter,
     shift,
@@ -226,28 +225,6 @@ def test_what_does_not_fit_is_refused_on_every_rank(ranks):
         assert len(set(messages)) == len(names) <= 2
         assert len(names) == 1 or names == {"replicate", "all_gather"}
     assert nobody_left()
-
-
-def checked(rank):
-    def check():
-        if rank == 1:
-            raise TypeError("mask: expected booleans")
-        return (rank,)
-
-    said = []
-    for one in (check, lambda: (rank,), lambda: (1,)):
-        try:
-            collectives.agree_after("attend", one)
-            said.append("agreed")
-        except ValueError as error:
-            said.append(str(error))
-    return said
-
-
-def test_what_one_rank_finds_wrong_is_raised_on_all():
-    wrong = "attend: rank 1: mask: expected booleans"
-    differ = "attend: the ranks disagree: rank 0 has attend(0); rank 1 has attend(1)"
-    assert parallel.run(checked, 2, timeout=25) == [[wrong, differ, "agreed"]] * 2
 
 
 def outside(rank):
