@@ -47,16 +47,14 @@ def test_mask(queries, keys, window):
     assert window_mask(queries, keys, window, "meta").device.type == "meta"
 
 
-def output_of(make, *inputs, options=None, **given):
+def output_of(make, query, key, value, mask=None, *, causal, window=None, **options):
     """What an attention that is made like this returns first."""
-    return make(**given)(*inputs, **(options or {}))[0]
+    return make(causal=causal, window=window)(query, key, value, mask, **options)[0]
 
 
 ATTEND = {
     "plain": partial(output_of, ScaledDotProductAttention),
-    "without weights": partial(
-        output_of, ScaledDotProductAttention, options={"need_weights": False}
-    ),
+    "no weights": partial(output_of, ScaledDotProductAttention, need_weights=False),
     "fused": fused_attention,
     "tiles": partial(flash_attention, block_size=(2, 3), return_lse=True),
     "large tiles": partial(flash_attention, return_lse=True),
