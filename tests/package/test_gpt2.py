@@ -335,9 +335,7 @@ def test_a_plan_fills_each_parameter_once(written):
     model, names = GPT2(61, 32, 32, 4, 2), names_of(2, "transformer.")
     short = {n: into for n, into in names.items() if into != "norm.gamma"}
     for plan in (short, names | {"transformer.ln_f.bias": "norm.gamma"}):
-        with pytest.raises(
-            ValueError, match=r"parameter once, see norm\.(gamma|beta)"
-        ):
+        with pytest.raises(ValueError, match=r"parameter once, see norm\.(gamma|beta)"):
             load_into(model, read_tensors(written), plan)
 
 

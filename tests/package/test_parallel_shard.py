@@ -204,8 +204,6 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads, kind):
     attention = getattr(parallel, kind)(causal=True, group=group)
     model = LanguageModel(**sizes, attention=attention)
     model.load_state_dict(one.state_dict())
-    if rank:  # rank 0's weights are taken in split_layers
-        torch.nn.init.zeros_(model.norm.gamma) if tensor == dist.get_world_size() else None
     parallel.split_layers(model, mesh["tensor"])
     parallel.share_copies(model, mesh["copies"])
     # Not Adam: the keys' bias has gradient 0, and it would divide round-off by itself.

@@ -228,36 +228,23 @@ def test_many_kills_lose_nothing(tmp_path, expected, record_testsuite_property):
     assert cut >= 5, "too few were killed in writing for a test of that"
 
 
-def start_and_kill_one(folder, layout, kills):
-    """A torchrun of which a rank has been killed so often, and which is under way again."""
-    process = torchrun(folder, layout)
-    for _ in range(kills):
-        wait_until(more_lines(folder, 2), lambda: process.poll() is None, folder)
-        assert losses(folder)[-1][0] < STEPS, "it was done before it was killed"
-        os.kill(max(pid for pid in called_with(folder) if pid != process.pid), 9)
-    return process
-
-
 @pytest.mark.costly("training/torchrun", *DEPENDS)
-def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
-    process = start_and_kill_one(tmp_path, LAYOUTS[0], 1)
+def test_torchrun_goes_on_where_a_rank_died_and_with_other_ranks(tmp_path, expected):
+    process = torchrun(tmp_path, LAYOUTS[2])
+    try:
+        for kills_left in (2, 1, 0):
+            wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
+            assert losses(tmp_path)[-1][0] < STEPS, "it was done before it was killed"
+            if kills_left:
+                os.kill(max(pid for pid in called_with(tmp_path) if pid != process.pid), 9)
+    finally:
+        end_torchrun(process, tmp_path)
+    refuse_lost_steps(tmp_path, expected)
+    process = torchrun(tmp_path, LAYOUTS[0])
     try:
         assert process.wait(PATIENCE) == 0, (tmp_path / "output").read_text()[-2000:]
     finally:
         end_torchrun(process, tmp_path)
-    refuse_lost_steps(tmp_path, expected, STEPS)
-    assert len(losses(tmp_path)) > STEPS or losses(tmp_path)[0][0] == 1
-
-
-@pytest.mark.costly("training/torchrun", *DEPENDS)
-def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
-    process = start_and_kill_one(tmp_path, LAYOUTS[2], 2)
-    try:
-        wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
-    finally:
-        end_torchrun(process, tmp_path)
-    refuse_lost_steps(tmp_path, expected)
-    finish(fork(tmp_path, LAYOUTS[0]), tmp_path)
     refuse_lost_steps(tmp_path, expected, STEPS)
 
 
