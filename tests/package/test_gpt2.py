@@ -353,16 +353,16 @@ def test_parts_and_transposes_go_where_they_belong(tmp_path):
 
 
 def test_progress_is_shown_when_it_is_slow(written, capsys):
+    told = []
+    GPT2.from_pretrained(written, report=lambda *args: told.append(args))
+    size = sum(p.numel() for p in GPT2(61, 32, 32, 4, 2).parameters())
+    assert told[-1][1:3] == (size, size)
     GPT2.from_pretrained(written)
     assert capsys.readouterr().err == ""
     GPT2.from_pretrained(written, report=Progress(after=0.0))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(read_tensors(written))
     assert lines[-1].startswith("attnlib: 100 % of ")
-    told = []
-    GPT2.from_pretrained(written, report=lambda *args: told.append(args))
-    size = sum(p.numel() for p in GPT2(61, 32, 32, 4, 2).parameters())
-    assert told[-1][1:3] == (size, size)
 
 
 MEASURE = """

@@ -184,20 +184,17 @@ def test_no_queries_or_no_keys(queries, keys):
 
 
 def test_second_derivatives_that_are_refused():
-    inputs = draw(2, queries=5, grad=True)
+    inputs, same = draw(2, queries=5, grad=True), draw(2, 1, d_v=4, grad=True)
     mask = torch.zeros(5, 6, dtype=torch.float64, requires_grad=True)
-    output = flash_attention(*inputs, mask)
-    (gradient,) = torch.autograd.grad(output.cos().sum(), inputs[0], create_graph=True)
-    with pytest.raises(
-        NotImplementedError, match=r"^mask: expected one that needs no grad"
-    ):
-        gradient.sum().backward()
-    same = draw(2, 1, d_v=4, grad=True)  # PyTorch's function is fused for equal widths
-    (gradient,) = torch.autograd.grad(
-        fused_attention(*same).cos().sum(), same, create_graph=True
-    )[:1]
-    with pytest.raises(RuntimeError, match="not implemented"):
-        gradient.sum().backward()
+    for output, first, error, words in (
+        (flash_attention(*inputs, mask), inputs[0], NotImplementedError,
+         r"^mask: expected one that needs no grad"),
+        # PyTorch's function is fused for equal widths
+        (fused_attention(*same), same[0], RuntimeError, "not implemented"),
+    ):  # fmt: skip
+        (gradient,) = torch.autograd.grad(output.cos().sum(), first, create_graph=True)
+        with pytest.raises(error, match=words):
+            gradient.sum().backward()
     with sdpa_kernel(SDPBackend.MATH):
         assert torch.autograd.gradgradcheck(fused_attention, same)
     with pytest.raises(NotImplementedError, match="jvp"):
@@ -261,9 +258,11 @@ heads = {
 }[sys.argv[1]]
 
 
-def same(found, expected, leaves):
-    pairs = (torch.autograd.grad(y.cos().sum(), list(leaves)) for y in (found, expected))
-    for a, b in [(found, expected), *zip(*pairs, strict=True)]:
+def same(found, expected, theirs, ours):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    theirs = torch.autograd.grad(found.cos().sum(), theirs)
+    ours = torch.autograd.grad(expected.cos().sum(), ours)
+    for a, b in zip(theirs, ours, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 
@@ -272,7 +271,8 @@ compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 for tokens in (5, 9):
     x = torch.randn(2, tokens, 8, requires_grad=True)
     found, expected = (call(x, need_weights=False)[0] for call in (compiled, layer))
-    same(found, expected, (x, *layer.parameters()))
+    leaves = [x, *layer.parameters()]
+    same(found, expected, leaves, leaves)
 
 model = LanguageModel(11, 16, 8, 2, 1, attention=heads)
 ids, other = torch.randint(11, (2, 7)), torch.randint(11, (3, 12))
@@ -283,12 +283,7 @@ for strict in (False, True):
     theirs, ours = dict(trained.named_parameters()), dict(model.named_parameters())
     assert set(theirs) == set(ours)
     theirs = [theirs[name] for name in ours]
-    found, expected = trained(other), model(other)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    theirs = torch.autograd.grad(found.cos().sum(), theirs)
-    ours = torch.autograd.grad(expected.cos().sum(), list(ours.values()))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+    same(trained(other), model(other), theirs, list(ours.values()))
 """
 
 
