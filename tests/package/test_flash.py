@@ -1,6 +1,5 @@
 """Flash attention: beside the definitions over a table, its tiles, and its memory."""
 
-import copy
 import math
 from functools import partial
 
@@ -259,21 +258,13 @@ def test_no_tensor_is_larger_than_a_tile_or_an_input():
 # ── the class ────────────────────────────────────────────────────────────────────────
 
 
-def test_plugs_into_models_and_copies():
+def test_a_model_with_tiles_computes_the_same_and_has_no_weights():
     heads = FlashAttention(causal=True, block_size=5)
     flash, plain = (small_model(**x).double() for x in ({"attention": heads}, {}))
     ids = torch.randint(7, (2, 12))
     logits, weights = flash(ids, return_weights=True)
     close(logits, plain(ids))
     assert weights == [None, None]
-    gradients = (
-        torch.autograd.grad(model(ids).square().sum(), list(model.parameters()))
-        for model in (flash, plain)
-    )
-    close(*gradients, atol=1e-10)
-    close(copy.deepcopy(flash)(ids), logits)
-    with pytest.raises(ValueError, match="causal=True"):
-        small_model(attention=FlashAttention)
 
 
 @pytest.fixture

@@ -260,11 +260,9 @@ def test_what_small_models_have_besides_does_not_matter(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads = 4"),
         ({"embed_dim": 30}, "embed_dim: expected a multiple of num_heads = 4, or a d_k"),
         ({"d_k": 0}, "d_k: expected"),
         ({"eps": -1.0}, "eps: expected a number of at least 0"),
-        ({"num_layers": 0}, "num_layers: expected at least 1"),
         ({"attention": ScaledDotProductAttention()}, "causal"),
     ],
 )

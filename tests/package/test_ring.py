@@ -160,13 +160,6 @@ def test_the_sharded_form_keeps_the_contract(as_shipped):
     parallel.run(contract, 3)
 
 
-@pytest.mark.parametrize(
-    "options", ({}, {"causal": True}, {"window": 2, "order": "zigzag"})
-)
-def test_one_rank_keeps_the_contract(options, as_shipped):
-    check_attention(lambda: RingAttention(**options))
-
-
 # What travels
 
 
