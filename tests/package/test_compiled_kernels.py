@@ -77,9 +77,8 @@ def problems(row):
 
 
 def compiled(program, *options):
-    """What a program in benchmarks/ prints, one kernel a line; with all that is wrong."""
-    rows = map(json.loads, run_compiled(BENCHMARKS / program, *options))
-    return list(rows)
+    """What a program in benchmarks/ prints, one kernel a line."""
+    return list(map(json.loads, run_compiled(BENCHMARKS / program, *options)))
 
 
 def unfit(rows):
@@ -112,10 +111,8 @@ def test_flash(capability):
         assert found == [c for c in cases(which) if c.capability == capability]
         if which == "record":
             assert rows == recorded("flash_kernels", capability)
-            rows = [
-                row for row in rows if not row["setting"]
-            ]  # of others, one is too large
-        assert not unfit(rows)
+        # of other settings than the table's, one is too large
+        assert not unfit(row for row in rows if which != "record" or not row["setting"])
 
 
 @pytest.mark.costly("kernels/fusion-{capability}", *FLASH, RECORD)
@@ -369,33 +366,21 @@ SPLIT = {"kernel": "split", "tensor_core": ["mma.sync"]}
         ({"tensor_memory": 512}, []),
         ({"tensor_memory": 576}, ["576 columns of tensor memory"]),
         ({"spill_stores": 112}, []),
-        ({"spill_stores": 116, "dim": 192}, []),
-        ({"spill_stores": 124, "dim": 192}, ["124 + 0 bytes spilled"]),
         ({"spill_stores": 116}, ["116 + 0 bytes spilled"]),
-        ({"spill_loads": 116}, ["0 + 116 bytes spilled"]),
+        ({"spill_loads": 124, "dim": 192}, ["0 + 124 bytes spilled"]),
         ({"spill_loads": 320, "group": 4}, []),
-        ({"spill_loads": 324, "group": 4}, ["0 + 324 bytes spilled"]),
-        ({"spill_stores": 320, "mask": "boolean"}, []),
         ({"spill_loads": 324, "mask": "additive"}, ["0 + 324 bytes spilled"]),
         ({"serialized": True}, ["wgmma instructions serialized"]),
         ({"tensor_core": ["mma.sync"]}, ["no wgmma.mma_async"]),
         ({"tensor_core": [], "dtype": "fp32"}, []),
         ({"tensor_core": [], "dtype": "fp32", "precision": "tf32"}, ["no mma.sync"]),
-        ({"capability": 100, "tensor_core": ["tcgen05.mma"]}, []),
-        ({"capability": 75, "tensor_core": []}, []),
         ({"capability": 75, "tensor_core": [], "shared": 64 * 1024 + 4},
          ["65540 bytes of shared memory"]),
-        ({"capability": 80, "shared": 100 * 1024, "tensor_core": ["mma.sync"]},
-         ["102400 bytes of shared memory"]),
-        (SPLIT, []),
         (SPLIT | {"shared": 99 * 1024 + 1}, ["101377 bytes of shared memory"]),
-        (SPLIT | {"spill_stores": 40, "mask": "boolean"}, []),
         (SPLIT | {"spill_stores": 44}, ["44 + 0 bytes spilled"]),
         (SPLIT | {"tensor_core": []}, ["no mma.sync"]),
         (SPLIT | {"tensor_core": [], "dtype": "fp32"}, []),
         (SPLIT | {"tensor_core": [], "kernel": "merge"}, []),
-        (SPLIT | {"tensor_core": [], "kernel": "fold"}, []),
-        (SPLIT | {"tensor_core": [], "kernel": "paged"}, ["no mma.sync"]),
     ],
 )  # fmt: skip
 def test_a_fault_is_noticed(change, words):
@@ -477,8 +462,6 @@ def test_tuning_writes_the_table():
     lines = ["SETTINGS", '    (90, "forward", 64): Setting(32, 32, 4, 1),']
     lines += ["SETTINGS_FLOAT32", "    64: Setting(32, 32, 4, 1),"]
     assert as_table(rows, 90).splitlines() == lines
-    entries = eval("{" + lines[1] + "}", {"Setting": Setting})
-    assert entries == {(90, "forward", 64): Setting(32, 32, 4, 1)}
     old = as_table(rows, 75).splitlines()  # there float32 has the settings of float16
     assert old == [
         "SETTINGS",

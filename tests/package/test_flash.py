@@ -1,6 +1,5 @@
 """Flash attention: beside the definitions over a table, its tiles, and its memory."""
 
-import copy
 import math
 from functools import partial
 
@@ -15,11 +14,20 @@ from attnlib.flash import (
     BACKENDS,
     TiledAttention,
     block_sizes,
-    fused_suits,
     row_blocks,
     visible_tiles,
 )
-from drawn import Largest, agree, attention, close, draw, leaves, small_model, visible
+from drawn import (
+    Largest,
+    agree,
+    attention,
+    close,
+    draw,
+    each_refused,
+    leaves,
+    small_model,
+    visible,
+)
 
 
 def holes(*shape):
@@ -95,13 +103,6 @@ def test_the_bound_decides_and_both_ways_agree(monkeypatch):
     close(flash_attention(*inputs, block_size=7, return_lse=True), easy)
 
 
-class Reckless(TiledAttention):
-    """Never takes a maximum."""
-
-    def bounded(self):
-        return torch.ones(len(self.q), 1, 1, dtype=torch.bool)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("entry", [1.0, 2.0**50, -(2.0**50), 2.0**-70, -(2.0**-70), 0.0])
 def test_no_sum_leaves_the_range(dtype, entry):
@@ -122,16 +123,6 @@ def test_no_sum_leaves_the_range(dtype, entry):
             output = tiles.forward()[0]
             expected = value.double().mean(dim=1, keepdim=True).expand_as(output)
             close(output.double(), expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(("feature", "entry"), [(3.9, 1e37), (-5.0, 1e-36), (-9.5, 1.0)])
-def test_what_the_bound_prevents(feature, entry):
-    inputs = [torch.full((1, 40, 4), feature), torch.full((1, 2, 4), abs(feature))]
-    inputs.append(torch.full((1, 2, 1), entry))
-    expected = inputs[2][:, :1].expand(1, 40, 1)
-    close(flash_attention(*inputs), expected, rtol=1e-6, atol=0)
-    reckless = Reckless(*inputs, None, False, 0.5, None).forward()[0]
-    assert not torch.allclose(reckless, expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -180,14 +171,10 @@ def test_huge_scores(size):
     close(found[1], expected[1], rtol=1e-12, atol=0)
     gradients = torch.autograd.grad(found[0].sum() + found[1].sum(), inputs)
     assert all(g.isfinite().all() for g in gradients)
-
-
-def test_scores_far_below_zero():
-    query, key = torch.full((1, 4), -300.0), torch.full((5, 4), 300.0)
-    value = torch.randn(5, 3)
-    output, lse = flash_attention(query, key, value, return_lse=True)
+    low, key, value = torch.full((1, 4), -size), torch.full((5, 4), size), torch.randn(5, 3)
+    output, lse = flash_attention(low, key, value, return_lse=True)  # far below zero
     close(output, value.mean(dim=0, keepdim=True), atol=1e-6)
-    torch.testing.assert_close(lse, torch.tensor([-4 * 9e4 / 2 + math.log(5)]))
+    close(lse, torch.tensor([math.log(5) - 2 * size**2]), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("low", [torch.finfo(torch.float32).min, -1e38, -1e30])
@@ -212,21 +199,19 @@ def test_gradients_where_no_score_can_be_told_from_another(low, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_error_is_at_most_twice_that_of_plain_attention(dtype, causal):
-    sizes = {"queries": 90, "keys": 130, "d_k": 32, "d_v": 16}
-    inputs = draw(2, **sizes, dtype=dtype, grad=True)
+    inputs = draw(2, queries=90, keys=130, d_k=32, d_v=16, dtype=dtype, grad=True)
     exact_inputs = leaves(inputs, torch.float64)
     output, lse = flash_attention(*inputs, causal=causal, block_size=32, return_lse=True)
     plain, _ = attnlib.ScaledDotProductAttention(causal=causal)(*inputs)
     exact, exact_lse = attention(*exact_inputs, causal=causal)
     assert output.dtype == dtype and lse.dtype == torch.float32
-    assert (output - exact).abs().max() <= 2 * (plain - exact).abs().max()
     assert (lse - exact_lse).abs().max() < 1e-5
     g = torch.linspace(-1, 1, output.numel()).view_as(output).to(dtype)
-    ours, theirs = (torch.autograd.grad(y, inputs, g) for y in (output, plain))
-    judge = torch.autograd.grad(exact, exact_inputs, g.double())
-    for a, b, c in zip(ours, theirs, judge, strict=True):
+    ours, theirs = ([y, *torch.autograd.grad(y, inputs, g)] for y in (output, plain))
+    judge = [exact, *torch.autograd.grad(exact, exact_inputs, g.double())]
+    for a, b, c, times in zip(ours, theirs, judge, (2, 3, 3, 3), strict=True):
         assert a.dtype == dtype
-        assert (a - c).abs().max() <= 3 * (b - c).abs().max()
+        assert (a - c).abs().max() <= times * (b - c).abs().max()
 
 
 # ── tiles ────────────────────────────────────────────────────────────────────────────
@@ -283,21 +268,13 @@ def test_no_tensor_is_larger_than_a_tile_or_an_input():
 # ── the class ────────────────────────────────────────────────────────────────────────
 
 
-def test_plugs_into_models_and_copies():
+def test_a_model_with_tiles_computes_the_same_and_has_no_weights():
     heads = FlashAttention(causal=True, block_size=5)
     flash, plain = (small_model(**x).double() for x in ({"attention": heads}, {}))
     ids = torch.randint(7, (2, 12))
     logits, weights = flash(ids, return_weights=True)
     close(logits, plain(ids))
     assert weights == [None, None]
-    gradients = (
-        torch.autograd.grad(model(ids).square().sum(), list(model.parameters()))
-        for model in (flash, plain)
-    )
-    close(*gradients, atol=1e-10)
-    close(copy.deepcopy(flash)(ids), logits)
-    with pytest.raises(ValueError, match="causal=True"):
-        small_model(attention=FlashAttention)
 
 
 @pytest.fixture
@@ -337,9 +314,6 @@ def test_auto_takes_the_first_that_suits(monkeypatch, heard, as_shipped):
         wanted |= {"block_size": options.get("block_size")} if name == "torch" else {}
         wanted.pop("backend", None)
         assert (name, given) == (expected, wanted)
-        if not options.keys() & {"block_size", "backend"}:
-            rest = wanted["causal"], wanted["window"]
-            assert fused_suits(*inputs, None, *rest) is (expected == "fused")
     never, ever = (
         BACKENDS[name]._replace(suits=lambda *x, suits=suits: suits)
         for name, suits in (("fused", False), ("triton", True))
@@ -352,33 +326,26 @@ def test_auto_takes_the_first_that_suits(monkeypatch, heard, as_shipped):
 
 
 ONES = (torch.ones(3, 4),) * 3
-PAIR = "block_size: expected an integer, or a pair of them"
+LEAST = "block_size: expected at least 1, got"
+VALUES = {
+    "key: …": lambda: flash_attention(ONES[0], torch.ones(3, 5), ONES[0]),
+    f"{LEAST} 0": lambda: flash_attention(*ONES, block_size=0),
+    f"{LEAST} (4, 0)": lambda: flash_attention(*ONES, block_size=(4, 0)),
+    f"{LEAST} 0…": lambda: FlashAttention(block_size=0),
+    "…'torch', 'fused', 'triton', got 'cuda'": lambda: FlashAttention(backend="cuda"),
+    "block_size: expected None, since 'triton' chooses its own tiles, got 64":
+        lambda: FlashAttention(block_size=64, backend="triton"),
+}  # fmt: skip
+test_values = each_refused(ValueError, VALUES)
+PAIR = "block_size: expected an integer, or a pair of them, queries and keys"
+TYPES = {
+    f"{PAIR}, got 2.0": lambda: flash_attention(*ONES, block_size=2.0),
+    f"{PAIR}, got (1, 2, 3)": lambda: flash_attention(*ONES, block_size=(1, 2, 3)),
+}
+test_types = each_refused(TypeError, TYPES)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: flash_attention(ONES[0], torch.ones(3, 5), ONES[0]), ValueError, "key: "),
-        (lambda: flash_attention(*ONES, block_size=0), ValueError,
-         "block_size: expected at least 1, got 0"),
-        (lambda: flash_attention(*ONES, block_size=(4, 0)), ValueError,
-         "block_size: expected at least 1"),
-        (lambda: flash_attention(*ONES, block_size=2.0), TypeError, PAIR),
-        (lambda: flash_attention(*ONES, block_size=(1, 2, 3)), TypeError, PAIR),
-        (lambda: FlashAttention(backend="cuda"), ValueError,
-         "'torch', 'fused', 'triton', got 'cuda'"),
-        (lambda: FlashAttention(block_size=0), ValueError,
-         "block_size: expected at least 1"),
-        (lambda: FlashAttention(block_size=64, backend="triton"), ValueError,
-         "block_size: expected None, since 'triton' chooses its own tiles, got 64"),
-    ],
-)  # fmt: skip
-def test_refusals(call, error, message, as_shipped):
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize("backend", ["auto", "torch", "fused", "triton"])
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_the_class_refuses_a_list(backend, as_shipped):
     with pytest.raises(TypeError, match=r"^query: expected a floating-point tensor"):
         FlashAttention(backend=backend)([[1.0]], *draw()[1:])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from attnlib import causal_mask, flash_decoding_triton, padding_mask
 from attnlib.flash_triton import split
-from drawn import attention, close, draw, draw_mask, require_triton
+from drawn import attention, close, draw, draw_mask, each_refused, require_triton
 
 require_triton()
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -41,31 +41,34 @@ def test_lengths(queries, keys, window, causal):
     judge(*small(queries, keys), causal=causal, window=window)
 
 
-@pytest.mark.parametrize(("dim", "d_v"), [(1, 1), (8, 40), (80, 24), (256, 256)])
-def test_widths(dim, d_v):
-    judge(*small(2, 20, dim, d_v=d_v))
+BITS = (torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("heads", [(6, 1), (6, 2), (6, 3), (36, 1)])
-def test_groups(heads):
-    """Neighboring heads share keys; 36 heads of 2 queries fill more than two tiles."""
-    judge(*small(2, 40, heads=heads), causal=True)
+@pytest.mark.parametrize(
+    ("sizes", "scale"),
+    [
+        *(({"dim": dim, "d_v": d_v}, None)
+          for dim, d_v in ((1, 1), (8, 40), (80, 24), (256, 256))),
+        # Neighboring heads share keys; 36 heads of 2 queries fill more than two tiles.
+        *(({"heads": heads}, None) for heads in ((6, 1), (6, 2), (6, 3), (36, 1))),
+        *(({"queries": 3, "dim": 64, "heads": (4, 2), "dtype": dtype}, None)
+          for dtype in BITS),
+        *(({}, scale) for scale in (0.0, -0.7, 3.0)),
+        *(({"batch": batch}, None) for batch in ((), (3,), (2, 1, 2))),
+    ],
+)  # fmt: skip
+def test_sizes_and_scales(sizes, scale):
+    judge(*small(**{"queries": 2, "keys": 40} | sizes), scale=scale, causal=True)
+
+
+def test_no_heads():
+    judge(*(x[0, 0] for x in small(2, 20)))
 
 
 def test_groups_are_those_of_pytorch():
     query, key, value = small(1, 50, 32, (8, 2), (3,))
     ours = flash_decoding_triton(query, key, value, enable_gqa=True)
     close(ours, F.scaled_dot_product_attention(query, key, value, enable_gqa=True), 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits(dtype):
-    judge(*small(3, 70, 64, (4, 2), dtype=dtype), causal=True)
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
-def test_any_scale(scale):
-    judge(*small(2, 40), scale=scale, causal=True)
 
 
 @pytest.mark.parametrize("kind", ["boolean", "holes"])
@@ -80,12 +83,6 @@ def test_masks_of_both_kinds(kind, shape):
 def test_masks_of_keys(mask):
     """Of a sequence without any, and one row for all."""
     judge(*small(3, 45, heads=(4, 2), batch=(2,)), mask)
-
-
-@pytest.mark.parametrize("batch", [(), (3,), (2, 1, 2)])
-def test_leading_dimensions(batch):
-    judge(*small(2, 20, batch=batch))
-    judge(*(x[..., 0, :, :] for x in small(2, 20, batch=batch)))
 
 
 def test_views_are_read_where_they_lie(monkeypatch):
@@ -163,35 +160,26 @@ Q, K, V = small(1, 20, heads=(4, 2))
 SHARED = partial(flash_decoding_triton, enable_gqa=True)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: flash_decoding_triton(Q, K, V), ValueError,
-         r"key: expected leading dimensions \(1, 4\)"),
-        (lambda: SHARED(*small(1, 20, heads=(4, 3))), ValueError, f"{DIVIDES} 3"),
-        (lambda: SHARED(Q, K[:, :0], V[:, :0]), ValueError, f"{DIVIDES} 0"),
-        (lambda: SHARED(Q, K, V, splits=0), ValueError,
-         "splits: expected at least 1, got 0"),
-        (lambda: SHARED(Q, K, V, torch.ones(3, 1, 1, 20).bool()), ValueError,
-         r"mask: .* \(1, 4, 1, 20\), got \(3, 1, 1, 20\)"),
-        (lambda: SHARED(Q, K, V, torch.ones(20).int()), TypeError,
-         "mask: expected a boolean"),
-        (lambda: SHARED(Q, K, V[:, :1]), ValueError,
-         r"value: expected leading dimensions \(1, 2\)"),
-        (lambda: SHARED(Q, K.half(), V), TypeError,
-         r"key: expected torch\.float32 as query"),
-        (lambda: SHARED(Q, [1], V), TypeError,
-         "key: expected a floating-point tensor, got list"),
-        (lambda: SHARED(*small(1, 3, 300)), ValueError,
-         "query: expected at most 256 features"),
-        *((lambda bad=bad: SHARED(Q, K, V, window=bad), error,
-           "window: expected None or an integer of at least 1")
-          for bad, error in ((0, ValueError), (True, TypeError), (2.0, TypeError))),
-    ],
-)  # fmt: skip
-def test_refusals(call, error, words, as_shipped):
-    with pytest.raises(error, match=f"^{words}"):
-        call()
+VALUES = {
+    "key: expected leading dimensions (1, 4)…": lambda: flash_decoding_triton(Q, K, V),
+    f"{DIVIDES} 3": lambda: SHARED(*small(1, 20, heads=(4, 3))),
+    f"{DIVIDES} 0": lambda: SHARED(Q, K[:, :0], V[:, :0]),
+    "splits: expected at least 1, got 0": lambda: SHARED(Q, K, V, splits=0),
+    "mask: … (1, 4, 1, 20), got (3, 1, 1, 20)":
+        lambda: SHARED(Q, K, V, torch.ones(3, 1, 1, 20).bool()),
+    "value: expected leading dimensions (1, 2)…": lambda: SHARED(Q, K, V[:, :1]),
+    "query: expected at most 256 features…": lambda: SHARED(*small(1, 3, 300)),
+    "window: expected None or an integer …, got 0": lambda: SHARED(Q, K, V, window=0),
+}  # fmt: skip
+test_values = each_refused(ValueError, VALUES)
+TYPES = {
+    "mask: expected a boolean…": lambda: SHARED(Q, K, V, torch.ones(20).int()),
+    "key: expected torch.float32 as query…": lambda: SHARED(Q, K.half(), V),
+    "key: expected a floating-point tensor, got list": lambda: SHARED(Q, [1], V),
+    "window: expected None or an integer …, got True":
+        lambda: SHARED(Q, K, V, window=True),
+}  # fmt: skip
+test_types = each_refused(TypeError, TYPES)
 
 
 def test_autocast_and_inputs_that_stay():

@@ -1,12 +1,12 @@
 """The Triton kernels, interpreted on the CPU, against attention written in eight lines."""
 
 import itertools
-import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +20,18 @@ from attnlib.flash_triton.attention import OLDEST_TRITON, triton_backward, trito
 from attnlib.flash_triton.blocks import Matrix, block_pointers, place_of
 from attnlib.flash_triton.launch import STATISTICS_ROWS, precision_of
 from attnlib.flash_triton.settings import SETTING_INTERPRETED, SETTINGS_FLOAT32
-from drawn import agree, attention, close, draw, draw_mask, leaves, normal, require_triton
+from drawn import (
+    agree,
+    attention,
+    close,
+    draw,
+    draw_mask,
+    each_refused,
+    leaves,
+    normal,
+    require_triton,
+    run_compiled,
+)
 
 require_triton()
 import triton  # noqa: E402
@@ -57,34 +68,39 @@ def tiles(monkeypatch):
     return use
 
 
-ALIKE = ((1, 1), (17, 17), (63, 63), (64, 64), (65, 65))
-UNLIKE = ((1, 100), (17, 65), (65, 17), (100, 1), (63, 70), (96, 64))
-PLAIN = ((1, 1), (64, 64), (70, 70), (17, 65), (100, 1))
+LENGTHS = ((17, 17), (63, 63), (65, 65), (1, 100), (65, 17), (63, 70), (96, 64))
+BOTH = ((1, 1), (64, 64), (70, 70), (17, 65), (100, 1))
+WIDTHS = [*((d, d) for d in (1, 8, 40, 64, 80, 128, 192, 256)), (16, 64), (33, 7)]
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "causal"),
-    [(*pair, True) for pair in ALIKE + UNLIKE] + [(*pair, False) for pair in PLAIN],
+    ("sizes", "options"),
+    [
+        *((pair, {"causal": True}) for pair in LENGTHS + BOTH),
+        *((pair, {}) for pair in (*BOTH, (0, 5), (5, 0), (0, 0))),
+        *(((33, 35, *pair), {"causal": True}) for pair in WIDTHS),
+        *(((20, 40), {"causal": True, "scale": scale}) for scale in (0.0, -0.7, 3.0)),
+    ],
 )
-def test_lengths(queries, keys, causal):
-    """Odd lengths, N ≠ M both ways; causal with N > M has queries that see nothing."""
-    judge(small(queries, keys), causal=causal)
+def test_sizes_and_scales(sizes, options):
+    """Odd lengths, N ≠ M both ways; widths that are padded; no tokens; any scale.
 
-
-@pytest.mark.parametrize(
-    ("d_k", "d_v"),
-    [*((dim, dim) for dim in (1, 8, 16, 40, 64, 80, 128, 192, 256)), (16, 64), (33, 7)],
-)
-def test_widths(d_k, d_v):
-    """Powers of two and those that are padded; values of another width."""
-    judge(small(33, 35, d_k, d_v), causal=True)
+    Causal with N > M has queries that see nothing; a scale that is not positive takes
+    another path.
+    """
+    judge(small(*sizes), **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision(dtype, causal):
-    """16-bit inputs, products accumulated in float32."""
-    judge(small(65, 70, 64, dtype=dtype), causal=causal)
+    """16-bit inputs, products accumulated in float32; a mask has the dtype of the query."""
+    mask = torch.linspace(-1, 1, 70, dtype=dtype) if causal else None
+    judge(small(65, 70, 64, dtype=dtype), mask, causal=causal)
+
+
+SQUARES = ((33, 33, 1), (33, 33, 16), (33, 33, 17), (48, 48, 47))
+SQUARES += ((20, 45, 40), (45, 20, 19), (45, 20, 3), (1, 40, 16))
 
 
 @pytest.mark.parametrize(
@@ -93,24 +109,13 @@ def test_low_precision(dtype, causal):
         *(((16, 64), (70, 50), True, None), ((64, 16), (50, 70), True, None)),
         *(((128, 32), (70, 50), True, None), ((32, 16), (50, 70), False, None)),
         *(((16, 32), (34, 50), False, 21), ((32, 16), (34, 50), True, 21)),
+        *(((16, 16), pair, c, w) for *pair, w in SQUARES for c in (False, True)),
     ],
 )
 def test_any_tiles_give_the_same(tiles, sizes, lengths, causal, window):
-    """Tiles of queries larger and smaller than those of keys, and than the input."""
+    """Larger and smaller ones than those of keys, than the window and than the input."""
     tiles(*sizes)
-    judge(small(*lengths), causal=causal, window=window)
-
-
-WINDOWS = ((33, 33, 1), (33, 33, 16), (33, 33, 17), (48, 48, 47))
-WINDOWS += ((20, 45, 40), (45, 20, 19), (45, 20, 3), (1, 40, 16))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("queries", "keys", "window"), WINDOWS)
-def test_windows_to_the_token(tiles, queries, keys, window, causal):
-    """Full tiles and others, more keys and fewer, windows inside of a tile and beyond."""
-    tiles(16, 16)
-    judge(small(queries, keys, 8), causal=causal, window=window)
+    judge(small(*lengths, 8), causal=causal, window=window)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -122,48 +127,30 @@ def test_a_window_with_a_walk_of_its_own_for_the_queries(tiles, same_bits, causa
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("walks", [False, True])
-def test_what_no_window_shows_is_not_read(tiles, same_bits, walks, causal):
-    """The keys before all windows are no numbers, nor are their values."""
+def test_what_a_window_does_not_show_is_not_read(tiles, same_bits, walks, causal):
+    """Some keys, then some queries are no numbers; who does not see them does not know.
+
+    Query i is token i + 32, and sees four tokens before it, and unless causal behind it.
+    """
     tiles(16, 16)
     same_bits(walks)
-    query, key, value = small(20, 100, 8)
-    for x in (key, value):
-        x[:48] = torch.nan  # the first query's window begins at 100 − 20 − 18 + 1
-    inputs = leaves((query, key, value))
-    output = flash_attention_triton(*inputs, causal=causal, window=18)
-    gradients = torch.autograd.grad(output.sum(), inputs)
-    assert all(x.isfinite().all() for x in (output, *gradients))
-    assert (gradients[1][:48] == 0).all() and (gradients[1][63:] != 0).all()
+    query, key, value = small(96, 128, 8)
+    far = [*range(16), *range(80, 96)]  # queries that see none of the keys 64 to 95
 
+    def results(*inputs):
+        inputs = leaves(inputs)
+        output = flash_attention_triton(*inputs, causal=causal, window=5)[far]
+        return output, *torch.autograd.grad(output.sum(), inputs)
 
-@pytest.mark.parametrize("walks", [False, True])
-def test_a_query_does_not_walk_beyond_its_window(tiles, same_bits, walks):
-    """Not causal: the first queries do not know that later keys are no numbers."""
-    tiles(16, 16)
-    same_bits(walks)
-    query, key, value = small(48, 48, 8)
-    key[32:] = value[32:] = torch.nan  # queries 0 to 15 see the keys up to 19
-    output = flash_attention_triton(query.requires_grad_(), key, value, window=5)
-    assert output[:16].isfinite().all() and output[32:].isnan().all()
-    output[:16].sum().backward()
-    assert query.grad[:16].isfinite().all()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_key_does_not_walk_along_queries_that_do_not_see_it(tiles, causal):
-    """Queries beyond the window of the first keys are no numbers; dK and dV do not know."""
-    tiles(16, 16)
-    query, key, value = inputs = small(96, 96, 8, grad=True)
-    broken = query.detach().clone()
-    broken[32:64] = torch.nan  # seen by none of the keys 0 to 15, and 80 to 95
-    found, wanted = (
-        torch.autograd.grad(
-            flash_attention_triton(q, key, value, causal=causal, window=5).sum(), inputs[1:]
-        )
-        for q in (broken, query)
-    )
-    for a, b in zip(found, wanted, strict=True):
-        close([a[:16], a[80:]], [b[:16], b[80:]], atol=1e-5)
+    wanted = results(query, key, value)
+    hidden = torch.tensor([*range(16), *range(64, 96)])  # nobody sees the first ones
+    found = results(query, *(x.index_fill(0, hidden, torch.nan) for x in (key, value)))
+    close([found[0], found[1][far]], [wanted[0], wanted[1][far]], atol=1e-5)
+    assert all((x[:16] == 0).all() for x in found[2:])
+    found = results(query.index_fill(0, torch.arange(32, 64), torch.nan), key, value)
+    for x, exact in zip(found[2:], wanted[2:], strict=True):
+        close([x[:48], x[112:]], [exact[:48], exact[112:]], atol=1e-5)
+        assert (exact[112:] != 0).all()
 
 
 def test_the_widest_window_gives_the_same_bits():
@@ -176,33 +163,21 @@ def test_the_widest_window_gives_the_same_bits():
             assert torch.equal(found, plain)
 
 
-def strided(kind, tokens, dim):
-    """A (2, 2, tokens, dim) view that is not contiguous."""
-    if kind == "tokens first":
-        return normal(2, tokens, 2, dim, dtype=torch.float32).transpose(1, 2)
-    if kind == "every second feature":
-        return normal(2, 2, tokens, 2 * dim, dtype=torch.float32)[..., ::2]
-    if kind == "features first":
-        return normal(2, 2, dim, tokens, dtype=torch.float32).mT
-    if kind == "part of one projection":
-        whole = normal(2, tokens, 6 * dim, dtype=torch.float32)
-        return whole.view(2, tokens, 3, 2, dim).unbind(2)[1].transpose(1, 2)
-    return normal(2, 1, tokens, dim, dtype=torch.float32).expand(2, 2, tokens, dim)
+WHOLE = normal(2, 34, 6 * 16, dtype=torch.float32)
+VIEWS = {
+    "tokens first": WHOLE[..., :32].unflatten(2, (2, 16)).transpose(1, 2),
+    "every second feature": WHOLE.view(2, 34, 3, 32)[..., ::2].transpose(1, 2),
+    "features first": WHOLE[..., :32].unflatten(2, (2, 16)).permute(0, 2, 3, 1).clone().mT,
+    "part of one projection": WHOLE.view(2, 34, 3, 2, 16).unbind(2)[1].transpose(1, 2),
+    "one for all heads": WHOLE[:, None, :, :16].expand(2, 2, 34, 16),
+}
 
 
-LAYOUTS = (
-    "tokens first",
-    "every second feature",
-    "features first",
-    "part of one projection",
-    "one for all heads",
-)
-
-
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", VIEWS)
 def test_strides(kind):
     """Views are read where they lie; the result does not depend on the layout."""
-    judge([strided(kind, tokens, 16) for tokens in (20, 34, 34)], causal=True)
+    view = VIEWS[kind]
+    judge([view[..., :20, :], view, view], causal=True)
 
 
 def test_views_are_copied_only_where_their_features_lie_apart(monkeypatch):
@@ -210,10 +185,10 @@ def test_views_are_copied_only_where_their_features_lie_apart(monkeypatch):
     seen, apply = [], TritonFunction.apply
     spy = lambda *a: seen.extend(a[:3]) or apply(*a)  # noqa: E731
     monkeypatch.setattr(TritonFunction, "apply", spy)
-    inputs = [strided("tokens first", 20, 16) for _ in range(3)]
+    inputs = [VIEWS["part of one projection"]] * 3
     flash_attention_triton(*inputs)
     assert [x.data_ptr() for x in seen] == [x.data_ptr() for x in inputs]
-    flash_attention_triton(*(strided("every second feature", 20, 16) for _ in range(3)))
+    flash_attention_triton(*[VIEWS["every second feature"]] * 3)
     assert [x.stride(-1) for x in seen[3:]] == [1, 1, 1]
 
 
@@ -234,27 +209,20 @@ def test_what_lies_behind_is_not_read(queries, keys, dim):
 
 
 @pytest.mark.parametrize("walks", [False, True])
-def test_the_output_lies_as_the_query_does(same_bits, walks):
+def test_gradients_lie_as_their_tensors_do_wherever_the_incoming_one_lies(same_bits, walks):
     """Joining the heads again takes no copy, if splitting them took none."""
     same_bits(walks)
-    inputs = [strided("tokens first", 20, 16).requires_grad_() for _ in range(3)]
+    batch_first = normal(3, 2, 20, 2, 16, dtype=torch.float32).transpose(2, 3)
+    inputs = [x.requires_grad_() for x in batch_first]
     output = flash_attention_triton(*inputs)
-    gradients = torch.autograd.grad(output.sum(), inputs)
-    assert all(x.transpose(1, 2).is_contiguous() for x in (output, *gradients))
-
-
-def test_strides_of_the_incoming_gradient():
-    """A gradient may come expanded or transposed."""
-    inputs = small(20, 20, leading=(1, 2), grad=True)
-    output = flash_attention_triton(*inputs)
-    transposed = torch.randn(1, 20, 2, 16).transpose(1, 2)
-    one = torch.ones(()).expand_as(output)
-    for coming in (transposed, one):
-        ours, same = (
+    coming = torch.randn(2, 2, 16, 20).mT, torch.ones(()).expand_as(output)
+    for given in coming:
+        found, same = (
             torch.autograd.grad(output, inputs, g, retain_graph=True)
-            for g in (coming, coming.contiguous())
+            for g in (given, given.contiguous())
         )
-        assert all(map(torch.equal, ours, same))
+        assert all(map(torch.equal, found, same))
+        assert all(x.transpose(1, 2).is_contiguous() for x in (output, *found))
 
 
 @triton.jit
@@ -291,8 +259,8 @@ def test_each_block_of_each_pair_has_a_program(together):
     ]
 
 
-@pytest.mark.parametrize("cache", [0, 2 * 5000, 2 * 10**6])
-def test_so_many_heads_go_together_as_the_cache_holds(monkeypatch, cache):
+@pytest.mark.parametrize(("cache", "heads"), [(0, 1), (2 * 5000, 1), (2 * 10**6, 6)])
+def test_so_many_heads_go_together_as_the_cache_holds(monkeypatch, cache, heads):
     """Under a causal mask; the result is the same in any order."""
     monkeypatch.setattr(f"{LAUNCHER}.cache_of", lambda tensor: cache)
     seen, launch = [], attnlib.flash_triton.launch.launch
@@ -304,34 +272,19 @@ def test_so_many_heads_go_together_as_the_cache_holds(monkeypatch, cache):
     monkeypatch.setattr(f"{LAUNCHER}.launch", spy)
     judge(small(40, 35, leading=(2, 3)), causal=True)
     # 35 · 32 numbers of 4 bytes are 4,480 bytes, and 40 · 32 make 5,120.
-    assert seen == {0: [1, None, 1], 10**4: [1, None, 1], 2 * 10**6: [6, None, 6]}[cache]
+    assert seen == [heads, None, heads]
     flash_attention_triton(*small(40, 35, leading=(2, 3)))
     assert seen[-1] == 1
 
 
 def test_queries_that_see_nothing():
-    """Output 0, log-sum-exp −inf and gradient 0, even if NaN comes for that log-sum-exp."""
-    query, key, value = small(50, 20, leading=(2,), grad=True)
-    output, lse = flash_attention_triton(query, key, value, causal=True, return_lse=True)
-    assert (output[..., :30, :] == 0).all() and (lse[..., :30] == -torch.inf).all()
-    assert (lse[..., 30:] > -torch.inf).all()
-    grad_lse = torch.ones_like(lse)
-    grad_lse[..., :30] = torch.nan
-    torch.autograd.backward([output, lse], [torch.ones_like(output), grad_lse])
-    assert (query.grad[..., :30, :] == 0).all() and (query.grad[..., 30:, :] != 0).any()
-    assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
-def test_no_tokens(queries, keys):
-    """No query, or no key."""
-    judge(small(queries, keys))
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
-def test_scale(scale):
-    """Any scale; a scale that is not positive takes another path."""
-    judge(small(20, 40), scale=scale, causal=True)
+    """Gradients are finite even if NaN comes for their log-sum-exp, which is −inf."""
+    inputs = small(50, 20, leading=(2,), grad=True)
+    output, lse = flash_attention_triton(*inputs, causal=True, return_lse=True)
+    coming = torch.ones_like(lse).masked_fill(lse == -torch.inf, torch.nan)
+    assert coming[..., :30].isnan().all()
+    gradients = torch.autograd.grad([output, lse], inputs, [output, coming])
+    assert all(x.isfinite().all() for x in gradients)
 
 
 def test_large_scores():
@@ -368,12 +321,6 @@ def test_masks(tiles, kind, shape, causal, window):
     mask = draw_mask(kind, *shape, dtype=torch.float32)
     inputs = small(max(20, shape[-2]), 40, leading=(2, 2)[: len(shape) - 2])
     judge(inputs, mask, causal=causal, window=window)
-
-
-def test_a_mask_in_half_precision():
-    """An additive mask has the dtype of the query."""
-    mask = torch.linspace(-1, 1, 40, dtype=torch.float16)
-    judge(small(33, 40, dtype=torch.float16), mask)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's, which `hide` mends
@@ -446,57 +393,36 @@ def test_heads_that_share_keys_and_values(
     judge(inputs, mask, causal=causal, window=window)
 
 
-def test_heads_share_as_those_of_pytorch():
-    inputs = small(20, 20, leading=(8,), kv_heads=2)
-    found = flash_attention_triton(*inputs, enable_gqa=True)
-    ready = torch.nn.functional.scaled_dot_product_attention
-    close(found, ready(*inputs, enable_gqa=True), atol=1e-5)
+GROUPS = "key: expected a number of heads that divides {}, that of query, got {}"
+LEADING = "expected leading dimensions"
+SHARED = partial(flash_attention_triton, enable_gqa=True)
 
 
-@pytest.mark.parametrize(
-    ("heads", "words"),
-    [
-        ((4, 3, 3), "key: expected a number of heads that divides 4, that of query, got 3"),
-        ((2, 4, 4), "key: expected a number of heads that divides 2, that of query, got 4"),
-        ((4, 0, 0), "key: expected a number of heads that divides 4, that of query, got 0"),
-        ((4, 2, 1), "value: expected leading dimensions"),
-        ((4, 2, 4), "value: expected leading dimensions"),
-    ],
-)
-def test_heads_that_cannot_share_are_refused(as_shipped, heads, words):
-    """By name, before anything runs; without the switch, any that differ."""
-    tensors = [torch.zeros(1, h, 5, 16) for h in heads]
-    with pytest.raises(ValueError, match=words):
-        flash_attention_triton(*tensors, enable_gqa=True)
-    with pytest.raises(ValueError, match="key: expected leading dimensions"):
-        flash_attention_triton(*tensors)
-    with pytest.raises(ValueError, match="mask: expected a shape that broadcasts"):
-        bad = torch.ones(3, 5, 5).bool()
-        flash_attention_triton(
-            tensors[0], *torch.zeros(2, 1, 1, 5, 16), bad, enable_gqa=True
-        )
+def zeros(query, key, value, tokens=5, dim=16):
+    """With so many heads."""
+    return [torch.zeros(1, heads, tokens, dim) for heads in (query, key, value)]
 
 
-@pytest.mark.parametrize(
-    ("shapes", "dtype", "error", "words"),
-    [
-        ([(4, 8)] * 3, torch.float64, TypeError, "query: expected float16"),
-        ([(4, 8), (4, 9), (4, 8)], torch.float32, ValueError, "key: expected d_k = 8"),
-        ([(4, 257)] * 3, torch.float32, ValueError, "query: expected at most 256"),
-        ([(4, 8), (4, 8), (4, 257)], torch.float32, ValueError, "value: expected at most"),
-    ],
-)
-def test_refusals(as_shipped, shapes, dtype, error, words):
-    """Bad input is named before anything runs."""
-    with pytest.raises(error, match=words):
-        flash_attention_triton(*(torch.zeros(shape, dtype=dtype) for shape in shapes))
-
-
-def test_a_mask_that_wants_a_gradient_is_refused():
-    """Rather than getting none in silence."""
-    mask = torch.zeros(4, 4, requires_grad=True)
-    with pytest.raises(ValueError, match="mask: expected one that requires no gradient"):
-        flash_attention_triton(*small(4, 4), mask=mask)
+ONE = torch.zeros(1, 4, 8)
+VALUES = {  # without the switch, heads may not differ
+    GROUPS.format(4, 3): lambda: SHARED(*zeros(4, 3, 3)),
+    GROUPS.format(2, 4): lambda: SHARED(*zeros(2, 4, 4)),
+    GROUPS.format(4, 0): lambda: SHARED(*zeros(4, 0, 0)),
+    f"value: {LEADING} (1, 2)…": lambda: SHARED(*zeros(4, 2, 1)),
+    f"value: {LEADING} …, got shape (1, 4, 5, 16)": lambda: SHARED(*zeros(4, 2, 4)),
+    f"key: {LEADING}…": lambda: flash_attention_triton(*zeros(4, 2, 2)),
+    "mask: expected a shape that broadcasts…":
+        lambda: SHARED(*zeros(4, 1, 1), torch.ones(3, 5, 5).bool()),
+    "key: expected d_k = 8…": lambda: flash_attention_triton(ONE, ONE[..., :7], ONE),
+    "query: expected at most 256…": lambda: SHARED(*zeros(1, 1, 1, dim=257)),
+    "value: expected at most 256…": lambda: SHARED(ONE, ONE, torch.zeros(1, 4, 257)),
+    # rather than giving it none in silence
+    "mask: expected one that requires no gradient…":
+        lambda: flash_attention_triton(ONE, ONE, ONE, torch.zeros(4, 4).requires_grad_()),
+}  # fmt: skip
+test_values = each_refused(ValueError, VALUES)
+TYPES = {"query: expected float16…": lambda: flash_attention_triton(*[ONE.double()] * 3)}
+test_types = each_refused(TypeError, TYPES)
 
 
 def test_what_holds_no_kernel_is_checked():
@@ -513,27 +439,22 @@ def test_what_holds_no_kernel_is_checked():
 def test_products_of_float32_are_as_the_user_says(monkeypatch, chosen, precision):
     """Those of 16 bits have no choice."""
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: chosen)
-    assert precision_of(torch.float32) == precision
-    assert precision_of(torch.float16) == precision_of(torch.bfloat16) == "ieee"
     seen = []
     monkeypatch.setattr(f"{LAUNCHER}.launch", lambda *a, **o: seen.append(o["PRECISION"]))
-    for dtype in (torch.float32, torch.float16):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
         flash_attention_triton(*small(5, 6, dtype=dtype))
-    assert seen == [precision, "ieee"]
+    assert seen == [precision, "ieee", precision]  # bfloat16 is interpreted as float32
+    assert precision_of(torch.bfloat16) == "ieee"
 
 
-@pytest.mark.parametrize(("newer", "precision"), [("tf32", "tf32"), ("ieee", "ieee")])
-def test_newer_names_for_the_products_of_float32(monkeypatch, newer, precision):
+@pytest.mark.parametrize("newer", ["tf32", "ieee"])
+def test_newer_names_for_the_products_of_float32(monkeypatch, newer):
     """After which PyTorch refuses to tell the older ones."""
-
-    def refuse():
-        raise RuntimeError("mix of the legacy and new APIs")
-
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
-    monkeypatch.setattr(
-        torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=newer)
-    )
-    assert precision_of(torch.float32) == precision
+    mixed = RuntimeError("mix of the legacy and new APIs")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", Mock(side_effect=mixed))
+    chosen = SimpleNamespace(fp32_precision=newer)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", chosen)
+    assert precision_of(torch.float32) == newer
 
 
 # Stands for a tensor on a GPU, of which only this is asked.
@@ -541,75 +462,62 @@ ELSEWHERE = {"is_cuda": True, "dtype": torch.float16, "shape": (2, 64)}
 ELSEWHERE |= {"requires_grad": False, "device": "cuda"}
 
 
-@pytest.mark.parametrize(
-    ("change", "capability", "suited"),
-    [
-        ({}, 80, True),
-        ({}, 75, False),
-        ({"is_cuda": False}, 80, False),
-        ({"dtype": torch.float64}, 90, False),
-        ({"dtype": torch.float32}, 90, False),  # until somebody has measured it
-        ({"shape": (2, 300)}, 90, False),
-        ({"requires_grad": True}, 90, False),  # as a mask
-    ],
-)
-def test_auto_takes_what_the_kernels_can(
-    as_shipped, monkeypatch, change, capability, suited
-):
-    """A GPU of 8.0 or more, 16 bits, up to 256 features, no gradient of a mask."""
-    monkeypatch.setattr(f"{ROOM}.interpreted", lambda: False)
-    monkeypatch.setattr(f"{ROOM}.capability_of", lambda tensor: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    tensor = SimpleNamespace(**ELSEWHERE | change)
-    assert BACKENDS["triton"].suits(tensor, tensor, tensor, tensor, False) is suited
-
-
-@pytest.mark.parametrize("version", ["2.1.0", "3.0.0", "3.2.0"])
-def test_an_older_triton_is_refused(monkeypatch, version):
-    """Before a kernel is compiled, and with the least version in the message."""
-    monkeypatch.setattr(triton, "__version__", version)
-    expected = f"expected triton 3.3 or newer, got {version}"
-    with pytest.raises(RuntimeError, match=expected):
-        flash_attention_triton(*small(4, 4))
-
-
-@pytest.mark.parametrize("version", ["3.3.0", "3.7.1+git1", "3.10.0", "4.0"])
-def test_a_newer_triton_is_taken(monkeypatch, version):
-    """Versions are compared as numbers."""
-    monkeypatch.setattr(triton, "__version__", version)
-    query, _, value = small(4, 4)
-    assert refusal(query, value, None) is None
-
-
 T4 = ' on a GPU of compute capability 7.5; backend="torch" has tiles for all'
 
 
 @pytest.mark.parametrize(
-    ("change", "capability", "version", "words"),
+    ("change", "capability", "version", "suited", "words"),
     [
-        ({}, 75, "3.4.0", "None"),
-        ({"dtype": torch.float32}, 75, "3.4.0", "None"),
-        ({"dtype": torch.bfloat16}, 75, "3.4.0",
+        ({}, 80, "3.3.1", True, "None"),
+        ({"dtype": torch.float32}, 90, "3.4.0", False, "None"),  # until it is measured
+        ({"dtype": torch.float64}, 90, "3.4.0", False,
+         "query: expected float16, bfloat16 or float32, got torch.float64"),
+        ({"is_cuda": False}, 80, "3.4.0", False,
+         "query: expected a tensor on a GPU, got device cuda; for the interpreter set "
+         "TRITON_INTERPRET=1 before the import"),
+        ({"shape": (2, 300)}, 90, "3.4.0", False,
+         "query: expected at most 256 features, got shape (2, 300)"),
+        ({"requires_grad": True}, 90, "3.4.0", False,
+         "mask: expected one that requires no gradient, got one that does"),
+        ({}, 75, "3.4.0", False, "None"),
+        ({"dtype": torch.float32}, 75, "3.4.0", False, "None"),
+        ({"dtype": torch.bfloat16}, 75, "3.4.0", False,
          f"query: expected float16 or float32, got torch.bfloat16{T4}"),
-        ({"shape": (8, 129)}, 75, "3.4.0",
+        ({"shape": (8, 129)}, 75, "3.4.0", False,
          f"query: expected at most 128 features, got shape (8, 129){T4}"),
-        ({}, 75, "3.3.1", f"expected triton 3.4 or newer{T4}, got 3.3.1"),
-        ({}, 80, "3.3.1", "None"),
-        ({}, 70, "3.4.0",
+        ({}, 75, "3.3.1", False, f"expected triton 3.4 or newer{T4}, got 3.3.1"),
+        ({}, 70, "3.4.0", False,
          "query: expected a GPU of compute capability 7.5 or higher, got (7, 0)"),
     ],
 )  # fmt: skip
-def test_what_an_older_gpu_takes(
-    as_shipped, monkeypatch, change, capability, version, words
+def test_what_a_gpu_takes(
+    as_shipped, monkeypatch, change, capability, version, suited, words
 ):
-    """A T4 16 and 32 bits, but no bfloat16."""
+    """A T4 16 and 32 bits, but no bfloat16; "auto" takes the kernels from 8.0 on."""
     monkeypatch.setattr(f"{ROOM}.interpreted", lambda: False)
     monkeypatch.setattr(f"{ROOM}.capability_of", lambda tensor: capability)
     monkeypatch.setattr(triton, "__version__", version)
     found = divmod(capability, 10)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
     tensor = SimpleNamespace(**ELSEWHERE | change)
-    assert str(refusal(tensor, tensor, None)) == words
+    mask = tensor if tensor.requires_grad else None
+    assert str(refusal(tensor, tensor, mask)) == words
+    assert BACKENDS["triton"].suits(tensor, tensor, tensor, mask, False) is suited
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [
+        *((version, True) for version in ("2.1.0", "3.0.0", "3.2.0")),
+        *((version, False) for version in ("3.3.0", "3.7.1+git1", "3.10.0", "4.0")),
+    ],
+)
+def test_an_older_triton_is_refused(monkeypatch, version, old):
+    """Before a kernel is compiled; versions are compared as numbers."""
+    monkeypatch.setattr(triton, "__version__", version)
+    query, _, value = small(4, 4)
+    expected = f"expected triton 3.3 or newer, got {version}" if old else "None"
+    assert str(refusal(query, value, None)) == expected
 
 
 def test_the_workflow_runs_the_oldest_triton():
@@ -655,12 +563,10 @@ def test_the_statistics_are_filled_up_for_every_setting():
 def test_table_of_settings():
     """Every dimension and capability finds one that a GPU accepts."""
     kernels = ("forward", "query_gradient", "key_value_gradient", "all_gradients")
-    for capability in (80, 86, 89, 90, 100, 103, 120):
-        for kernel in kernels:
-            for dim in range(1, 257):
-                for dtype in (torch.float16, torch.float32):
-                    setting = choose_setting(kernel, dim, dtype, capability)
-                    assert min(setting.queries, setting.keys) >= 16
+    capabilities, dtypes = (80, 86, 89, 90, 100, 103, 120), (torch.float16, torch.float32)
+    for case in itertools.product(kernels, range(1, 257), dtypes, capabilities):
+        setting = choose_setting(*case)
+        assert min(setting.queries, setting.keys) >= 16, case
     assert choose_setting("forward", 64, torch.float16, 100) == SETTINGS[100, "forward", 64]
     assert choose_setting("forward", 64, torch.float16, 90) == SETTINGS[90, "forward", 64]
     assert choose_setting("forward", 64, torch.float16, 89) == SETTINGS[80, "forward", 64]
@@ -690,22 +596,12 @@ def test_without_triton():
     assert "expected the package triton" in done.stdout, done.stderr
 
 
-WITHOUT_A_GPU = """
-import torch
-import attnlib
-try:
-    attnlib.flash_attention_triton(*torch.zeros(3, 2, 4))
-except RuntimeError as error:
-    print(error)
-"""
-
-
 def test_without_a_gpu():
     """Compiled kernels want a GPU, and the message knows a way out."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", WITHOUT_A_GPU]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert "got device cpu; for the interpreter set TRITON_INTERPRET=1" in done.stdout
+    program = "import attnlib, torch; attnlib.flash_attention_triton(*torch.ones(3, 2, 4))"
+    expected = "RuntimeError: .*got device cpu; for the interpreter set TRITON_INTERPRET=1"
+    with pytest.raises(AssertionError, match=expected):  # the process fails
+        run_compiled("-c", program)
 
 
 @pytest.mark.parametrize(("masked", "window"), [(True, None), (False, 7)])

@@ -65,8 +65,8 @@ def theirs(name, **options):
     return model
 
 
-def saved(model, folder, **options):
-    model.save_pretrained(folder, **options)
+def saved(model, folder):
+    model.save_pretrained(folder)
     return folder
 
 
@@ -126,9 +126,9 @@ def test_bfloat16_is_kept_and_close(name, tmp_path):
     assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
     ids = ids_of(2, 17)
     wide = Llama.from_pretrained(tmp_path, dtype=torch.float32)(ids)
-    size = wide.abs().max()
-    assert (ours(ids) - model(ids).logits).abs().max() < 0.04 * size
-    assert (ours(ids) - wide).abs().mean() < 1.5 * (model(ids).logits - wide).abs().mean()
+    found, expected = ours(ids), model(ids).logits
+    assert (found - expected).abs().max() < 0.04 * wide.abs().max()
+    assert (found - wide).abs().mean() < 1.5 * (expected - wide).abs().mean()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -138,22 +138,16 @@ def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(dtype, tmp_path):
     assert model.token_embedding.weight.is_contiguous()  # it only looks tokens up here
 
 
-@pytest.mark.parametrize("name", ["Llama", "Llama, one head of keys, tied", "Qwen 2"])
-def test_several_files_are_one_model(name, tmp_path):
-    model = theirs(name)
-    saved(model, tmp_path, max_shard_size="8KB")
-    assert (tmp_path / "model.safetensors.index.json").exists()
-    ids = ids_of(5)
-    logits = Llama.from_pretrained(tmp_path)(ids)
-    close(logits, model(ids[None]).logits[0], atol=1e-5)
-
-
 def test_other_heads_and_caches_give_the_same(tmp_path):
     _, ours = pair("Mistral", tmp_path)
     flash = FlashAttention(causal=True, window=5)
     tiled = Llama.from_pretrained(tmp_path, attention=flash)
     ids = ids_of(2, 11)
-    close(tiled(ids), ours(ids), atol=1e-5)
+    logits, weights = ours(ids, return_weights=True)
+    assert len(weights) == 2 and weights[0][0].shape == (2, 11, 11)
+    close(weights[1][3].sum(-1), torch.ones(2, 11), atol=1e-6)
+    for found in (ours(ids), tiled(ids)):
+        close(found, logits, atol=1e-5)
     text = ours.generate(ids, 12, temperature=0.0)
     ring = [WindowCache(5) for _ in ours.blocks]
     assert torch.equal(ours.generate(ids, 12, temperature=0.0, cache=ring), text)
@@ -170,15 +164,6 @@ def test_the_whole_model_goes_to_a_device(tmp_path):
     placed = [*ours.parameters(), *ours.buffers()]
     assert {x.device.type for x in placed} == {"meta"}
     assert any(x is ours.positions.omega for x in placed)
-
-
-def test_weights_on_request(tmp_path):
-    _, ours = pair("Qwen 3", tmp_path)
-    ids = ids_of(2, 7)
-    logits, weights = ours(ids, return_weights=True)
-    close(logits, ours(ids), atol=1e-5)
-    assert len(weights) == 2 and weights[0][0].shape == (2, 7, 7)
-    assert torch.allclose(weights[1][3].sum(-1), torch.ones(2, 7))
 
 
 # ── what a config.json asks for ──────────────────────────────────────────────────────
@@ -243,22 +228,14 @@ def test_old_and_new_words_mean_the_same():
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("Llama", lambda t: t.pop("model.norm.weight"), "model.norm.weight: expected this"),
-        (
-            *("Llama", lambda t: t.update({"lm_head.weight": torch.ones(61, 31)})),
-            r"lm_head.weight: expected shape \(61, 32\), got \(61, 31\)",
-        ),
-        (
-            *("Llama", lambda t: t.update({f"{SELF}.q_proj.bias": torch.ones(32)})),
-            "q_proj.bias: in model.safetensors",
-        ),
-        (
-            *("Qwen 3, biases, tied", lambda t: t.update({HEAD: torch.ones(61, 32)})),
-            r"lm_head.weight: expected the numbers of model\.embed_tokens\.weight, got",
-        ),
+        ("Llama", lambda t: t.update({f"{SELF}.q_proj.bias": torch.ones(32)}),
+         "q_proj.bias: in model.safetensors"),
+        ("Qwen 3, biases, tied", lambda t: t.update({HEAD: torch.ones(61, 32)}),
+         r"lm_head.weight: expected the numbers of model\.embed_tokens\.weight, got"),
     ],
-)
+)  # fmt: skip
 def test_files_of_another_model_are_refused(name, change, said, tmp_path):
+    """Tensors that are missing or have another shape: test_gpt2."""
     change_tensors(saved(theirs(name), tmp_path), change)
     with pytest.raises(ValueError, match=said):
         Llama.from_pretrained(tmp_path)
@@ -281,16 +258,10 @@ def test_what_small_models_have_besides_does_not_matter(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads = 4"),
         ({"embed_dim": 30}, "embed_dim: expected a multiple of num_heads = 4, or a d_k"),
         ({"d_k": 0}, "d_k: expected"),
         ({"eps": -1.0}, "eps: expected a number of at least 0"),
-        ({"num_layers": 0}, "num_layers: expected at least 1"),
         ({"attention": ScaledDotProductAttention()}, "causal"),
-        (
-            {"window": 4, "attention": ScaledDotProductAttention(causal=True)},
-            "attention: expected window=4, got None",
-        ),
     ],
 )
 def test_arguments_that_do_not_fit(options, said):

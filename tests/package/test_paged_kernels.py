@@ -47,32 +47,24 @@ def test_lengths(queries, causal):
     judge(*filled((5, 33, 1, 16)), query_of(4, 2, queries, 8), causal=causal)
 
 
-@pytest.mark.parametrize("size", [1, 3, 16, 64])
-def test_page_sizes(size):
-    judge(*filled((5, 40), size=size), query_of(2, 2, 1, 8))
-
-
-@pytest.mark.parametrize(("heads", "all_heads"), [((2,), (6,)), ((1,), (40,)), ((), ())])
-def test_heads(heads, all_heads):
-    """Groups that share keys, more rows than a tile has, and no heads at all."""
-    query = query_of(2, *all_heads, 2, 8)
-    judge(*filled(heads=heads), query, enable_gqa=bool(heads), scale=0.3)
-
-
-@pytest.mark.parametrize(("d_k", "d_v"), [(16, 16), (40, 80), (1, 1), (256, 3)])
-def test_widths(d_k, d_v):
-    judge(*filled(d_k=d_k, d_v=d_v), query_of(2, 2, 1, d_k))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits(dtype):
-    cache = filled((5, 40), d_k=32, d_v=32, dtype=dtype)
-    judge(*cache, query_of(2, 2, 2, 32, dtype=dtype))
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.7])
-def test_any_scale(scale):
-    judge(*filled(), query_of(2, 2, 1, 8), scale=scale)
+@pytest.mark.parametrize(
+    ("cache", "query", "options"),
+    [
+        *(({"size": size}, (2, 2, 1, 8), {}) for size in (1, 3, 16, 64)),
+        *(({"d_k": d_k, "d_v": d_v}, (2, 2, 1, d_k), {})
+          for d_k, d_v in ((16, 16), (40, 80), (1, 1), (256, 3))),
+        *(({"d_k": 32, "d_v": 32, "dtype": dtype}, (2, 2, 2, 32), {})
+          for dtype in (torch.float16, torch.bfloat16)),
+        *(({}, (2, 2, 1, 8), {"scale": scale}) for scale in (0.0, -0.7)),
+        # groups that share keys, more rows than a tile has, and no heads at all
+        ({"heads": (2,)}, (2, 6, 2, 8), {"enable_gqa": True, "scale": 0.3}),
+        ({"heads": (1,)}, (2, 40, 2, 8), {"enable_gqa": True}),
+        ({"heads": ()}, (2, 2, 8), {}),
+    ],
+)  # fmt: skip
+def test_sizes_and_scales(cache, query, options):
+    given = query_of(*query, dtype=cache.get("dtype", torch.float32))
+    judge(*filled((5, 40), **cache), given, **options)
 
 
 def test_sequences_without_tokens():
@@ -120,20 +112,16 @@ def test_what_was_there_before_is_not_seen():
          "cache: expected at most one dimension of heads"),
         ({"d_v": 257}, (2, 2, 1, 8), {}, ValueError,
          "value: expected at most 256 features"),
+        ({}, (2, 2, 1, 8), {"query": torch.zeros(2, 2, 1, 8, requires_grad=True)},
+         ValueError, "query: expected a tensor that requires no grad"),
     ],
 )  # fmt: skip
 def test_refusals(options, query, given, error, words, as_shipped):
     cache, handles = filled(**options)
     query = query_of(*query, dtype=options.get("dtype", torch.float32))
+    given = {"query": query, "sequences": handles} | given
     with pytest.raises(error, match=f"^{words}"):
-        paged_attention_triton(query, cache, **{"sequences": handles} | given)
-
-
-def test_a_query_that_wants_a_gradient_is_refused():
-    query = query_of(2, 2, 1, 8).requires_grad_()
-    expected = "^query: expected a tensor that requires no grad"
-    with pytest.raises(ValueError, match=expected):
-        paged_attention_triton(query, *filled())
+        paged_attention_triton(cache=cache, **given)
 
 
 def test_an_older_gpu_is_refused(monkeypatch):

@@ -1,5 +1,7 @@
 """Heads, layers and copies across 2 and 4 processes: equal to one, or refused by all."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -23,17 +25,20 @@ from attnlib import (
 from attnlib.feed_forward import FeedForwardNetwork
 from attnlib.parallel import run
 from attnlib.parallel.collectives import Traffic
-from attnlib.testing import check_attention
 from drawn import attention, close, draw, leaves, normal
 
 SIZES = {"vocab_size": 11, "context_length": 16, "embed_dim": 8, "num_layers": 2}
 
 
-def refused(function, *args, **options):
-    """What a ValueError of this call says."""
-    with pytest.raises(ValueError) as error:
-        function(*args, **options)
-    return str(error.value)
+def each_refused(*cases):
+    """What each call says, which are words and a function with its arguments."""
+    said = []
+    for words, function, *arguments in cases:
+        with pytest.raises((TypeError, ValueError)) as error:
+            function(*arguments)
+        assert words in str(error.value)
+        said.append(str(error.value))
+    return said
 
 
 def rows_of(mask, rank, ranks):
@@ -114,10 +119,6 @@ def test_one_row_of_a_rank_is_for_its_own_queries():
     assert run(ranks_with_other_rows, 2) == [True, True]
 
 
-def test_heads_keep_the_contract_on_one_rank(as_shipped):
-    check_attention(parallel.HeadAttention)
-
-
 def bytes_of_heads(rank):
     x = torch.randn(8, 4, 3, dtype=torch.float64)
     with Traffic() as traffic:
@@ -135,38 +136,45 @@ def refusals(rank):
     """What each bad call says, here; the calls after one that was refused still work."""
     ranks = dist.get_world_size()
     odd = rank == ranks - 1
-    x = torch.zeros(2 * ranks, 2, 3)
+    here = f"rank {ranks - 1}: "
+    x, disagree = torch.zeros(2 * ranks, 2, 3), "the ranks disagree"
     mask = torch.ones(2, 2 * ranks).bool()
     learning = x.clone().requires_grad_()
-    wrong = {
-        "heads": ([torch.zeros(2 * ranks + 1, 2, 3)] * 3, {}),
-        "kv heads": ([torch.zeros(6 * ranks, 2, 3), *[torch.zeros(3, 2, 3)] * 2], {}),
-        "value heads": ([x, x, x[:1]], {}),
-        "features": ([x, x[..., :2], x], {}),
-        "unequal": ([x[:, : 1 if odd else 2]] * 3, {}),
-        "dtype": ([x.double() if odd else x] * 3, {}),
-        "device": ([x.to("meta") if odd else x] * 3, {}),
-        "mixed": ([x, x.double() if odd else x, x], {}),
-        "not a tensor": ([None if odd else x, x, x], {}),
-        "two dimensions": ([x[0]] * 3 if odd else [x] * 3, {}),
-        "tokens": ([x, x[:, :1] if odd else x, x], {}),
-        "causal": ([x] * 3, {"causal": odd}),
-        "window": ([x] * 3, {"window": 2 if odd else None}),
-        "bad window": ([x] * 3, {"window": 0 if odd else None}),
-        "mask": ([x] * 3, {"mask": None if odd else mask}),
-        "mask's dtype": ([x] * 3, {"mask": mask.float() if odd else mask}),
-        "own columns": ([x] * 3, {"mask": mask[:, :2] if odd else mask}),
-        "no mask": ([x] * 3, {"mask": "all" if odd else None}),
-        "sink": ([x] * 3, {"sink": "none" if odd else None}),
-        "gradient": ([learning if odd else x, x, x], {}),
-    }
-    said = {}
-    for name, (inputs, options) in wrong.items():
-        said[name] = refused(parallel.head_attention, *inputs, **options)
-    with torch.set_grad_enabled(not odd):
-        said["no_grad"] = refused(parallel.head_attention, learning, x, x)
-    said["losses"] = refused(parallel.token_mean, None if odd else torch.zeros(2))
-    said["none"] = refused(parallel.token_mean, torch.zeros(0))
+
+    def attend(*inputs, **options):
+        return partial(parallel.head_attention, *inputs, **options)
+
+    said = each_refused(
+        (f"heads that {ranks} ranks divide, got {2 * ranks + 1}",
+         attend(*[torch.zeros(2 * ranks + 1, 2, 3)] * 3)),
+        (f"divisor of {ranks} ranks",
+         attend(torch.zeros(6 * ranks, 2, 3), *[torch.zeros(3, 2, 3)] * 2)),
+        ("value: expected", attend(x, x, x[:1])),
+        ("key: expected", attend(x, x[..., :2], x)),
+        (disagree, attend(*[x[:, : 1 if odd else 2]] * 3)),
+        (disagree, attend(*[x.double() if odd else x] * 3)),
+        (f"{here}query: expected device cpu", attend(*[x.to("meta") if odd else x] * 3)),
+        (f"{here}key: expected", attend(x, x.double() if odd else x, x)),
+        (f"{here}query: expected a floating-point tensor",
+         attend(None if odd else x, x, x)),
+        (f"{here}query: expected (..., heads", attend(*[x[0] if odd else x] * 3)),
+        (f"{here}value: expected", attend(x, x[:, :1] if odd else x, x)),
+        (disagree, attend(x, x, x, causal=odd)),
+        (disagree, attend(x, x, x, window=2 if odd else None)),
+        (f"{here}window", attend(x, x, x, window=0 if odd else None)),
+        (disagree, attend(x, x, x, mask=None if odd else mask)),
+        (disagree, attend(x, x, x, mask=mask.float() if odd else mask)),
+        (f"{here}mask: expected", attend(x, x, x, mask=mask[:, :2] if odd else mask)),
+        (f"{here}mask: expected a boolean tensor",
+         attend(x, x, x, mask="all" if odd else None)),
+        (here, attend(x, x, x, sink="none" if odd else None)),
+        (disagree, attend(learning if odd else x, x, x)),
+        (disagree, torch.set_grad_enabled(not odd)(attend(learning, x, x))),
+        (f"{here}losses: expected a floating-point",
+         parallel.token_mean, None if odd else torch.zeros(2)),
+        ("losses: expected a token on some rank, got none",
+         parallel.token_mean, torch.zeros(0)),
+    )  # fmt: skip
     parallel.head_attention(x, x, x)
     return said
 
@@ -175,29 +183,6 @@ def refusals(rank):
 def test_every_rank_refuses_what_one_has_wrong(ranks, as_shipped):
     said = run(refusals, ranks, timeout=60)
     assert all(other == said[0] for other in said)
-    (said, *_) = said
-    last = ranks - 1
-    disagree = ("unequal", "dtype", "causal", "window", "mask", "mask's dtype", "gradient")
-    for name in (*disagree, "no_grad"):
-        assert "the ranks disagree" in said[name], name
-    assert f"heads that {ranks} ranks divide, got {2 * ranks + 1}" in said["heads"]
-    assert f"divisor of {ranks} ranks" in said["kv heads"]
-    assert "value: expected" in said["value heads"]
-    assert "key: expected" in said["features"]
-    for name, text in (
-        ("own columns", "mask: expected"),
-        ("no mask", "mask: expected a boolean tensor"),
-        ("sink", ""),
-        ("device", "query: expected device cpu"),
-        ("mixed", "key: expected"),
-        ("not a tensor", "query: expected a floating-point tensor"),
-        ("two dimensions", "query: expected (..., heads"),
-        ("tokens", "value: expected"),
-        ("bad window", "window"),
-        ("losses", "losses: expected a floating-point"),
-    ):
-        assert f"rank {last}: {text}" in said[name]
-    assert said["none"] == "losses: expected a token on some rank, got none"
 
 
 def trains_as_one(rank, data, context, tensor, positions, kv_heads, kind):
@@ -214,8 +199,6 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads, kind):
     attention = getattr(parallel, kind)(causal=True, group=group)
     model = LanguageModel(**sizes, attention=attention)
     model.load_state_dict(one.state_dict())
-    if rank:  # rank 0's weights are taken in split_layers
-        torch.nn.init.zeros_(model.norm.gamma) if tensor == dist.get_world_size() else None
     parallel.split_layers(model, mesh["tensor"])
     parallel.share_copies(model, mesh["copies"])
     # Not Adam: the keys' bias has gradient 0, and it would divide round-off by itself.
@@ -290,58 +273,42 @@ def projections_split(rank):
     output = network(x)
     close(output, expected)
     assert network.linear_1(x).shape[-1] == 8 // mesh.size()
-    said = []
-    for style, layer in (
-        (parallel.SplitColumns(), torch.nn.Linear(4, 4)),
-        (parallel.SplitColumns(), Projection(4, 5)),
-        (parallel.SplitRows(), Projection(5, 4)),
-    ):
-        with pytest.raises((TypeError, ValueError)) as error:
-            style._apply(layer, mesh)
-        said.append(str(error.value))
-    plain = {"num_heads": 4}
-    for sizes in ({"num_heads": 1}, plain | {"num_kv_heads": 1}, plain | {"d_ff": 9}):
-        with pytest.raises(ValueError) as error:
-            parallel.split_layers(LanguageModel(**SIZES | sizes), mesh)
-        said.append(str(error.value))
+    plain = SIZES | {"num_heads": 4}
+    split, share = parallel.split_layers, parallel.share_copies
+
+    def model(**options):
+        return LanguageModel(**plain | options)
+
+    alone, disagree = "got a LearnedBiasAttention", "the ranks disagree"
+    multiple = "expected a multiple of 2 ranks, got"
+    columns, rows = parallel.SplitColumns(), parallel.SplitRows()
     dropping = ScaledDotProductAttention(0.5, causal=True)
     learning = LearnedBiasAttention(4, 8, causal=True)
-    for model in (
-        LanguageModel(**SIZES | plain, dropout=0.1),
-        LanguageModel(**SIZES | plain, attention=dropping),
-        LanguageModel(**SIZES | plain, attention=learning),
-        network,
-    ):
-        said.append(refused(parallel.split_layers, model, mesh))
-    other = LanguageModel(**SIZES | plain, positions=("rotary", "sinusoidal")[rank])
-    said.append(refused(parallel.split_layers, other, mesh))
-    for deal in (parallel.split_layers, parallel.share_copies):
-        with pytest.raises(ValueError) as error:  # the ranks disagree
-            deal(LanguageModel(**SIZES | plain, d_ff=8 * (1 + rank)), mesh)
-        said.append(str(error.value))
-    return said
+    return each_refused(
+        ("module: expected a Projection, got a Linear",
+         columns._apply, torch.nn.Linear(4, 4), mesh),
+        ("a number of columns that 2 ranks divide, got 5",
+         columns._apply, Projection(4, 5), mesh),
+        ("a number of rows that 2 ranks divide, got 5",
+         rows._apply, Projection(5, 4), mesh),
+        (f"num_heads: {multiple} 1", split, model(num_heads=1), mesh),
+        (f"num_kv_heads: {multiple} 1", split, model(num_kv_heads=1), mesh),
+        (f"d_ff: {multiple} 9", split, model(d_ff=9), mesh),
+        ("dropout: expected 0, got 0.1", split, model(dropout=0.1), mesh),
+        ("dropout: expected 0, got 0.5", split, model(attention=dropping), mesh),
+        (f"expected an attention without parameters, {alone}",
+         split, model(attention=learning), mesh),
+        ("model: expected a LanguageModel, got a FeedForwardNetwork",
+         split, network, mesh),
+        (disagree, split, model(positions=("rotary", "sinusoidal")[rank]), mesh),
+        (disagree, split, model(d_ff=8 * (1 + rank)), mesh),
+        (disagree, share, model(d_ff=8 * (1 + rank)), mesh),
+    )  # fmt: skip
 
 
 def test_projections_split_and_refuse(as_shipped):
     first, second = run(projections_split, 2)
     assert first == second
-    wanted = [
-        "module: expected a Projection, got a Linear",
-        "a number of columns that 2 ranks divide, got 5",
-        "a number of rows that 2 ranks divide, got 5",
-        "num_heads: expected a multiple of 2 ranks, got 1",
-        "num_kv_heads: expected a multiple of 2 ranks, got 1",
-        "d_ff: expected a multiple of 2 ranks, got 9",
-        "dropout: expected 0, got 0.1",
-        "dropout: expected 0, got 0.5",
-        "expected an attention without parameters, got a LearnedBiasAttention",
-        "model: expected a LanguageModel, got a FeedForwardNetwork",
-        "the ranks disagree",
-        "the ranks disagree",
-        "the ranks disagree",
-    ]
-    for text, said in zip(wanted, first, strict=True):
-        assert text in said
 
 
 def a_model(rank, tensor):
@@ -400,38 +367,31 @@ def folders(rank, folder):
     model(torch.arange(10)[None]).sum().backward()
     optimizer.step()
     save, load = parallel.save_checkpoint, parallel.load_checkpoint
-    said = [
-        refused(save, folder, 1.0 if rank else 1, model, optimizer),
-        refused(save, folder, 1, model, optimizer, keep=0),
-        refused(save, folder, 1, model, None if rank else optimizer),
-        refused(save, folder / str(rank), 1, model, optimizer),
-        refused(save, folder / "file", 1, model, optimizer),
-        refused(load, folder, model, None if rank else optimizer),
-    ]
     save(folder / "kept", 7, model, optimizer)
-    said.append(refused(save, folder / "kept", 7, model, optimizer))
     other = LanguageModel(**SIZES | {"num_layers": 1}, num_heads=4)
-    optimizer = torch.optim.AdamW(other.parameters())
-    said.append(refused(load, folder / "kept", other, optimizer))
-    return said
+    others = torch.optim.AdamW(other.parameters())
+    no_optimizer = "rank 1: optimizer: expected Optimizer, got NoneType"
+    on_one = None if rank else optimizer
+    return each_refused(
+        ("rank 1: step: expected a whole number, got 1.0",
+         save, folder, 1.0 if rank else 1, model, optimizer),
+        ("keep: expected at least 1, got 0",
+         partial(save, keep=0), folder, 1, model, optimizer),
+        (no_optimizer, save, folder, 1, model, on_one),
+        ("rank 1: folder: expected one that all ranks see",
+         save, folder / str(rank), 1, model, optimizer),
+        ("rank 0: ", save, folder / "file", 1, model, optimizer),
+        (no_optimizer, load, folder, model, on_one),
+        ("step: expected more than 7, the last in",
+         save, folder / "kept", 7, model, optimizer),
+        ("model: expected blocks.1.", load, folder / "kept", other, others),
+    )  # fmt: skip
 
 
 def test_every_rank_refuses_folders_and_steps(tmp_path, as_shipped):
     (tmp_path / "file").touch()
     first, second = run(folders, 2, tmp_path, timeout=60)
     assert first == second
-    wanted = [
-        "rank 1: step: expected a whole number, got 1.0",
-        "keep: expected at least 1, got 0",
-        "rank 1: optimizer: expected Optimizer, got NoneType",
-        "rank 1: folder: expected one that all ranks see",
-        "rank 0: ",
-        "rank 1: optimizer: expected Optimizer, got NoneType",
-        "step: expected more than 7, the last in",
-        "model: expected blocks.1.",
-    ]
-    for text, said in zip(wanted, first, strict=True):
-        assert text in said, said
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-00000007"]
 
 

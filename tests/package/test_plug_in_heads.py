@@ -84,8 +84,7 @@ def test_nothing_and_zeros_do_not_guide(residual):
 
 
 def test_distances_are_made_where_the_scores_are():
-    head = LearnedBiasAttention(2).to("meta")
-    output, _ = head(*torch.randn(3, 2, 5, 4, device="meta"))
+    output, _ = LearnedBiasAttention(2).to("meta")(*torch.randn(3, 2, 5, 4, device="meta"))
     assert output.device.type == "meta"
     assert relative_positions(2, 3, 9, "meta").device.type == "meta"
 

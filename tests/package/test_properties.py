@@ -13,47 +13,27 @@ from attnlib import (
     ScaledDotProductAttention,
     SelfAttention,
 )
-from drawn import attention, close, draw, normal, visible
+from drawn import attention, close, draw, draw_mask, normal, visible
 
 LEADING = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 TOKENS = st.integers(0, 6)
-MASKS = st.sampled_from(
-    ["none", "boolean", "additive", "additive, with -inf", "some rows empty", "all empty"]
-)
+MASKS = st.sampled_from([None, "boolean", "additive", "holes", "nothing"])
 
 
 def make_mask(kind, leading, queries, keys, seed, dtype=torch.float64):
     """A mask that broadcasts over the last leading dimension, if there is one."""
-    generator = torch.Generator().manual_seed(seed + 1)
     shape = (*leading[:-1], 1, queries, keys) if leading else (queries, keys)
-    if kind == "none":
-        return None
-    if kind == "additive":
-        return torch.randn(shape, generator=generator).to(dtype)
-    if kind == "additive, with -inf":
-        added = torch.randn(shape, generator=generator).to(dtype)
-        added[torch.rand(shape, generator=generator) < 0.4] = -torch.inf
-        added[..., : queries // 2, :] = -torch.inf
-        return added
-    mask = torch.rand(shape, generator=generator) < 0.6
-    if kind == "boolean":
-        mask[..., :1] = True
-    if kind == "some rows empty":
-        mask[..., : queries // 2 + 1, :] = False
-    return torch.zeros_like(mask) if kind == "all empty" else mask
-
-
-def allows(mask):
-    """Where a mask of either kind lets a query attend."""
-    return mask if mask.dtype == torch.bool else mask > -torch.inf
+    if kind == "nothing":
+        return torch.zeros(shape, dtype=torch.bool)
+    return draw_mask(kind, *shape, seed=seed + 1, dtype=dtype)
 
 
 @given(
     LEADING, TOKENS, TOKENS, st.integers(1, 9), st.integers(0, 9), MASKS, st.booleans(),
     st.integers(0, 99),
 )  # fmt: skip
-@example((), 0, 0, 1, 1, "none", True, 0)
-@example((2, 2), 6, 2, 8, 8, "none", True, 0)  # causal with fewer keys: empty rows
+@example((), 0, 0, 1, 1, None, True, 0)
+@example((2, 2), 6, 2, 8, 8, None, True, 0)  # causal with fewer keys: empty rows
 def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed):
     query, key, value = inputs = draw(
         *leading, queries=queries, keys=keys, d_k=d_k, d_v=d_v, seed=seed
@@ -63,48 +43,20 @@ def test_weights_and_output(leading, queries, keys, d_k, d_v, kind, causal, seed
 
     allowed = visible(queries, keys, causal).expand(*leading, queries, keys)
     if mask is not None:
-        allowed = allowed & allows(mask)
-    some = allowed.any(dim=-1)
-
-    assert not output.isnan().any() and not weights.isnan().any()
+        allowed = allowed & (mask if mask.dtype == torch.bool else mask > -torch.inf)
     assert (weights >= 0).all() and (weights[~allowed] == 0).all()
-    torch.testing.assert_close(weights.sum(dim=-1), some.double())
-    assert (output[~some] == 0).all()
+    torch.testing.assert_close(weights.sum(dim=-1), allowed.any(dim=-1).double())
+    assert (output[~allowed.any(dim=-1)] == 0).all()
     close(output, weights @ value)
-    if keys and d_v:
-        spread = value[..., None, :, :].expand(*leading, queries, keys, d_v)
-        low = spread.masked_fill(~allowed[..., None], torch.inf).amin(dim=-2)
-        high = spread.masked_fill(~allowed[..., None], -torch.inf).amax(dim=-2)
-        inside = (output >= low - 1e-12) & (output <= high + 1e-12)
-        assert inside[some].all(), "outside the convex hull of the allowed values"
-
     close(output, attention(*inputs, mask, causal=causal)[0])
-
-
-@given(LEADING, st.integers(1, 6), st.integers(1, 6), MASKS, st.integers(0, 99))
-def test_gradients_are_finite_and_zero_where_nothing_is_allowed(
-    leading, queries, keys, kind, seed
-):
-    inputs = [
-        x.requires_grad_() for x in draw(*leading, queries=queries, keys=keys, seed=seed)
-    ]
-    mask = make_mask(kind, leading, queries, keys, seed)
-    output, _ = ScaledDotProductAttention()(*inputs, mask)
-    gradients = torch.autograd.grad(output.square().sum(), inputs)
-    assert all(g.isfinite().all() for g in gradients)
-    if mask is not None:
-        allowed = allows(mask).expand(*leading, queries, keys)
-        assert (gradients[0][~allowed.any(dim=-1)] == 0).all()  # queries that saw nothing
-        assert (gradients[1][~allowed.any(dim=-2)] == 0).all()  # keys that nobody saw
-        assert (gradients[2][~allowed.any(dim=-2)] == 0).all()
 
 
 @given(
     LEADING, st.integers(1, 5), st.integers(1, 6), MASKS, st.floats(0, 1e4),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), st.integers(0, 99),
 )  # fmt: skip
-@example((), 5, 6, "none", 1e4, torch.float16, 0)
-@example((), 5, 6, "some rows empty", 1e4, torch.float32, 0)
+@example((), 5, 6, None, 1e4, torch.float16, 0)
+@example((), 5, 6, "holes", 1e4, torch.float32, 0)
 def test_large_scores_in_low_precision(leading, queries, keys, kind, size, dtype, seed):
     """Scores up to `size`: finite, rows sum to 1 or 0, and near the float64 result."""
     query, key, value = draw(*leading, queries=queries, keys=keys, d_k=64, seed=seed)

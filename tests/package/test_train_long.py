@@ -46,21 +46,19 @@ def arguments(folder, layout, **given):
     return [f"--{name}={value}" for name, value in options.items()] + ["--float64"]
 
 
-def torchrun(folder, layout, restarts=12, **given):
+def torchrun(folder, layout):
     """As a user calls it: all ranks are started anew where one dies.
 
     Each start has names of its own in the store, or it would look for ranks that are dead.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+    command += ["--max-restarts", "12", "--monitor-interval", "0.1"]
     command += ["--nproc-per-node", str(layout[0]), str(PROGRAM)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "output").open("a") as output:
         return subprocess.Popen(
-            command + arguments(folder, layout, **given),
-            env=environment,
-            stdout=output,
-            stderr=output,
+            [*command, *arguments(folder, layout)],
+            **{"env": environment, "stdout": output, "stderr": output},
         )
 
 
@@ -228,36 +226,23 @@ def test_many_kills_lose_nothing(tmp_path, expected, record_testsuite_property):
     assert cut >= 5, "too few were killed in writing for a test of that"
 
 
-def start_and_kill_one(folder, layout, kills):
-    """A torchrun of which a rank has been killed so often, and which is under way again."""
-    process = torchrun(folder, layout)
-    for _ in range(kills):
-        wait_until(more_lines(folder, 2), lambda: process.poll() is None, folder)
-        assert losses(folder)[-1][0] < STEPS, "it was done before it was killed"
-        os.kill(max(pid for pid in called_with(folder) if pid != process.pid), 9)
-    return process
-
-
 @pytest.mark.costly("training/torchrun", *DEPENDS)
-def test_torchrun_goes_on_where_a_rank_died(tmp_path, expected):
-    process = start_and_kill_one(tmp_path, LAYOUTS[0], 1)
+def test_torchrun_goes_on_where_a_rank_died_and_with_other_ranks(tmp_path, expected):
+    process = torchrun(tmp_path, LAYOUTS[2])
+    try:
+        for kills_left in (2, 1, 0):
+            wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
+            assert losses(tmp_path)[-1][0] < STEPS, "it was done before it was killed"
+            if kills_left:
+                os.kill(max(pid for pid in called_with(tmp_path) if pid != process.pid), 9)
+    finally:
+        end_torchrun(process, tmp_path)
+    refuse_lost_steps(tmp_path, expected)
+    process = torchrun(tmp_path, LAYOUTS[0])
     try:
         assert process.wait(PATIENCE) == 0, (tmp_path / "output").read_text()[-2000:]
     finally:
         end_torchrun(process, tmp_path)
-    refuse_lost_steps(tmp_path, expected, STEPS)
-    assert len(losses(tmp_path)) > STEPS or losses(tmp_path)[0][0] == 1
-
-
-@pytest.mark.costly("training/torchrun", *DEPENDS)
-def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
-    process = start_and_kill_one(tmp_path, LAYOUTS[2], 2)
-    try:
-        wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
-    finally:
-        end_torchrun(process, tmp_path)
-    refuse_lost_steps(tmp_path, expected)
-    finish(fork(tmp_path, LAYOUTS[0]), tmp_path)
     refuse_lost_steps(tmp_path, expected, STEPS)
 
 
@@ -270,11 +255,10 @@ def test_torchrun_killed_goes_on_with_other_ranks(tmp_path, expected):
         ((2, 1, 1, "heads"), {"batch": 1}, "expected 2 texts or more"),
     ],
 )
-@pytest.mark.costly("training/refusals", *DEPENDS)
-def test_sizes_that_do_not_fit_are_refused(tmp_path, layout, sizes, said):
-    process = torchrun(tmp_path, layout, 0, **sizes)
-    try:
-        assert process.wait(PATIENCE) != 0
-    finally:
-        end_torchrun(process, tmp_path)
-    assert said in (tmp_path / "output").read_text()
+def test_sizes_that_do_not_fit_are_refused(tmp_path, monkeypatch, layout, sizes, said):
+    """Before the ranks meet."""
+    given = ["train_long.py", *arguments(tmp_path, layout, **sizes)]
+    monkeypatch.setattr(sys, "argv", given)
+    monkeypatch.setenv("WORLD_SIZE", str(layout[0]))
+    with pytest.raises(SystemExit, match=said):
+        TRAIN.main()
