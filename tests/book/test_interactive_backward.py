@@ -76,20 +76,13 @@ def test_paths_leave_what_the_package_says(open_figure):
         ("add x\u0302", first + x_hat),
         ("take x\u0302", first),
     ):
-        figure.press(name)
-        assert assert_paths(figure, g) == left
-
-    def fill(g):
+        assert assert_paths(figure.press(name), g) == left
+    for g in ([1.5, -0.5, 0.5], [-2.3, 2.3, -2.3]):  # at first (1, 1, 1) / 2 and x̂ only
         for k in range(3):
             figure.fill(f"g {k + 1}", g[k])
         assert_paths(figure, g)
-
-    fill([1.5, -0.5, 0.5])  # (1, 1, 1) / 2 and x̂ only
-    fill([-2.3, 2.3, -2.3])
-    figure.keys("ArrowLeft", at="g 2")
-    assert_paths(figure, [-2.3, 2.2, -2.3])
-    figure.press("reset")
-    assert assert_paths(figure, first) == left
+    assert_paths(figure.keys("ArrowLeft", at="g 2"), [-2.3, 2.2, -2.3])
+    assert assert_paths(figure.press("reset"), first) == left
 
 
 # Chapter 12: two optimizers walking
@@ -144,19 +137,11 @@ def assert_walk(figure, eta, mu, rate, steps):
 def test_walkers_walk_like_the_package(open_figure):
     figure = open_figure("optimizers")
     assert_walk(figure, 0.13, 0.0, 0.3, 40)
-    figure.press("momentum at its best")
-    assert_walk(figure, 0.19, 0.48, 0.3, 40)
-    figure.fill("learning rate of SGD", 0.25)
-    figure.fill("learning rate of Adam", 0.8)
+    assert_walk(figure.press("momentum at its best"), 0.19, 0.48, 0.3, 40)
+    figure.fill("learning rate of SGD", 0.25).fill("learning rate of Adam", 0.8)
     assert_walk(figure, 0.25, 0.48, 0.8, 40)  # beyond the edge
-    figure.fill("momentum of SGD", 0.9)
-    assert_walk(figure, 0.25, 0.9, 0.8, 40)
-    figure.press("start over")
-    assert_walk(figure, 0.25, 0.9, 0.8, 0)
-    for steps in (1, 2):
-        figure.press("step")
-        assert_walk(figure, 0.25, 0.9, 0.8, steps)
-    figure.keys("ArrowRight", at="steps")
-    assert_walk(figure, 0.25, 0.9, 0.8, 3)
-    figure.press("reset")
-    assert_walk(figure, 0.13, 0.0, 0.3, 40)
+    assert_walk(figure.fill("momentum of SGD", 0.9), 0.25, 0.9, 0.8, 40)
+    for button, steps in (("start over", 0), ("step", 1), ("step", 2)):
+        assert_walk(figure.press(button), 0.25, 0.9, 0.8, steps)
+    assert_walk(figure.keys("ArrowRight", at="steps"), 0.25, 0.9, 0.8, 3)
+    assert_walk(figure.press("reset"), 0.13, 0.0, 0.3, 40)
