@@ -32,7 +32,7 @@ SET = """(figure, wanted) => {
     for (const [name, value] of wanted) {
         const form = [...figure.querySelectorAll("form")].find(f => name in f.elements);
         form.elements[name][typeof value === "boolean" ? "checked" : "value"] = value;
-        form.dispatchEvent(new Event("input"));
+        for (const type of ["input", "change"]) form.dispatchEvent(new Event(type));
     }
 }"""
 NUMBER = re.compile(r"-?(?:\d*\.?\d+(?:e-?\d+)?|∞)")
