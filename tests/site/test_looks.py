@@ -224,13 +224,3 @@ def test_search_finds_softmax(readers, origin):
     found = reader.page.locator("#search-results a[href^='01_scaled_dot_product.html']")
     found.first.wait_for(timeout=PATIENCE)
     assert not reader.problems, "\n".join(reader.problems)
-
-
-def test_contents_open_on_a_phone(readers):
-    reader = readers["served"]
-    reader.open(f"{CHAPTERS[0]}.html", 360)
-    link = reader.page.locator(f".contents a[href='{CHAPTERS[1]}.html']")
-    assert not link.is_visible()
-    reader.page.click(".menu-button")
-    link.click()
-    reader.page.wait_for_url(f"**/{CHAPTERS[1]}.html")
