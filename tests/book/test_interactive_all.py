@@ -99,6 +99,8 @@ def test_at_first_the_script_changes_nothing_and_all_have_names(open_page, name)
     tree, own = live.aria_snapshot(), live.get_attribute("id")
     assert re.findall(NAMELESS, tree, re.MULTILINE) == []
     assert re.search(r"- (?:slider|button) ", tree)
+    drawings = "svg:not([role=img], [role=group], [aria-hidden=true])"
+    assert live.locator(drawings).count() == 0  # so that each of the others has a name
     assert live.locator("[aria-live=polite]").count() == 1
     ids = live.locator("[id]").evaluate_all("all => all.map(e => e.id)")
     assert all(found.startswith(f"{own}-") for found in ids)

@@ -190,6 +190,33 @@ def in_fast_memory(backward, tile, part):
     return cells, total
 
 
+def sentence(backward, tiles, path, step):
+    """What is said of a step."""
+    if not step:
+        skipped = len(tiles) - len(path)
+        return f"Nothing is computed yet: {len(path)} tiles to visit, {skipped} to skip."
+    i, j = path[step - 1]
+    a, b, again = chr(0x2081 + i), chr(0x2081 + j), "again " * backward
+    said = f"Queries {i + 1}, keys {j + 1}: scores {again}from Q{a} and K{b}"
+    said += ", some masked" * (not tiles[i, j].all())
+    if backward:
+        said += f", weights with lse{a}; adds to dV{b}, dK{b}, dQ{a}."
+    else:
+        enter = "go into" if j else "begin"
+        said += f"; their weights and V{b} {enter} m{a}, l{a}, O{a}."
+    last = step == len(path)
+    if last or path[step][0] != i:
+        if left := [t + 1 for s, t in tiles if s == i and (s, t) not in path]:
+            keys = f"{left[0]} to {left[-1]}" if len(left) > 1 else left[0]
+            said += f" Keys {keys} are skipped."
+        said += f" dQ{a} is finished" if backward else f" O{a} and lse{a} are finished"
+        said += (
+            ", and so are all dK and dV" if backward else ", and so is the pass"
+        ) * last
+        said += "."
+    return said
+
+
 def assert_tiles(figure, step, backward, queries, causal):
     """Tiles, boxes, table and counter after some steps, against the mask itself."""
     kinds = {"ahead": "cell:not(.done, .now, .skip)", "full": "box", "hollow": "out"}
@@ -242,16 +269,7 @@ def assert_tiles(figure, step, backward, queries, causal):
         f"tiles computed {step} of {len(path)}, skipped {passed} of {len(skipped)}; "
         f"{numbers} numbers in fast memory; scores ever kept: 0 of {queries * 23}"
     ]
-    if now:
-        said, last = read.say, step == len(path) or path[step][0] != now[0]
-        assert said.startswith(f"Queries {now[0] + 1}, keys {now[1] + 1}: scores ")
-        assert ("some masked" in said) == (not tiles[now].all())
-        assert ("again" in said) == backward
-        assert ("finished" in said) == last
-        of_row = [j + 1 for i, j in skipped if i == now[0]]
-        assert ("skipped" in said) == (last and bool(of_row))
-        if last and len(of_row) > 1:
-            assert f"Keys {of_row[0]} to {of_row[-1]} are skipped." in said
+    assert read.say == sentence(backward, tiles, path, step)
 
 
 def choose(figure, backward, queries, causal):
@@ -271,33 +289,6 @@ def test_tiles_are_those_with_a_key_to_see(open_figure, backward, queries, causa
     assert_tiles(figure, 0, *setting)  # past the end, it starts again
     assert_tiles(figure.press("back"), last, *setting)
     assert_tiles(figure.press("start over"), 0, *setting)
-
-
-def test_tiles_in_words(open_figure):
-    figure = open_figure("flash_tiles")
-    figure.press("start over")
-    for words in (
-        "Nothing is computed yet: 21 tiles to visit, 15 to skip.",
-        "Queries 1, keys 1: scores from Q₁ and K₁, some masked; their weights and V₁ begin "
-        "m₁, l₁, O₁. Keys 2 to 6 are skipped. O₁ and lse₁ are finished.",
-        "Queries 2, keys 1: scores from Q₂ and K₁; their weights and V₁ begin m₂, l₂, O₂.",
-        "Queries 2, keys 2: scores from Q₂ and K₂, some masked; their weights and V₂ go "
-        "into m₂, l₂, O₂. Keys 3 to 6 are skipped. O₂ and lse₂ are finished.",
-    ):
-        assert figure.read().say == words
-        figure.press("step")
-    last = figure.press("back", times=5).read().say
-    assert last.endswith(" O₆ and lse₆ are finished, and so is the pass.")
-    choose(figure, True, 23, True)
-    assert figure.press("step", times=5).read().say == (
-        "Queries 3, keys 2: scores again from Q₃ and K₂, weights with lse₃; "
-        "adds to dV₂, dK₂, dQ₃."
-    )
-    for times, end in (
-        (10, " Keys 6 are skipped. dQ₅ is finished."),
-        (6, " dQ₆ is finished, and so are all dK and dV."),
-    ):
-        assert figure.press("step", times).read().say.endswith(end)
 
 
 def at_its_own_time(figure):

@@ -31,15 +31,14 @@ def chapter(tmp_path_factory):
     book = json.loads((ROOT / "book" / "20_gpt2.ipynb").read_text("utf-8"))
     cells = ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
     space = {"V": 16, "h": 4, "L": 2, "first": 0}
-    kept = os.environ.pop("ATTNLIB_GPT2", None)
-    for start in (
-        *("# Setup", "load = False", "word, place", "def look_back", "def go_on"),
-        "torch.manual_seed(1)\nr = 50",
-    ):
-        (source,) = (cell for cell in cells if cell.startswith(start))
-        exec(source, space)  # the book's own code
-    if kept is not None:
-        os.environ["ATTNLIB_GPT2"] = kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLIB_GPT2", raising=False)
+        for start in (
+            *("# Setup", "load = False", "word, place", "def look_back", "def go_on"),
+            "torch.manual_seed(1)\nr = 50",
+        ):
+            (source,) = (cell for cell in cells if cell.startswith(start))
+            exec(source, space)  # the book's own code
     return space["package"], space["twice"], space["r"]
 
 
