@@ -210,10 +210,8 @@ def sentence(backward, tiles, path, step):
             keys = f"{left[0]} to {left[-1]}" if len(left) > 1 else left[0]
             said += f" Keys {keys} are skipped."
         said += f" dQ{a} is finished" if backward else f" O{a} and lse{a} are finished"
-        said += (
-            ", and so are all dK and dV" if backward else ", and so is the pass"
-        ) * last
-        said += "."
+        rest = "so are all dK and dV" if backward else "so is the pass"
+        said += f", and {rest}." if last else "."
     return said
 
 

@@ -53,10 +53,6 @@ def edit(path: Path, old: str, new: str) -> None:
 # ── versions ─────────────────────────────────────────────────────────────────────────
 
 
-def test_one_version_everywhere():
-    assert set(release.versions(ROOT).values()) == {attnlib.__version__}
-
-
 def test_notes_are_those_of_the_version(root):
     edit(
         root / "CHANGELOG.md", "## [0.1.0]", "## [0.1.0] - 2026-02-03\n\nNew.\n\n## [0.0.9]"
