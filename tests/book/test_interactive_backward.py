@@ -1,4 +1,4 @@
-"""The figures to touch of chapters 10 to 12, in a browser, against the package and PyTorch."""
+"""The figures to touch of chapters 10 to 12, against the package and PyTorch."""
 
 import numpy as np
 import pytest
