@@ -3,7 +3,7 @@
 import pytest
 
 from bookkit.grammar import EQUATION
-from frame import CHAPTERS, FRAME, PAGES, code_cells, source_of, words
+from frame import BY_NAME, CHAPTERS, FRAME, PAGES, code_cells, source_of
 from site_browser import SCREENS, screens, serve
 
 MAX_PAGE_BYTES = 500_000  # without MathJax
@@ -160,7 +160,7 @@ def check_length_and_marks(page, chapter):
     places = page.eval_on_selector_all(
         ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
     )
-    labels = [match[2] for match in EQUATION.finditer(words(chapter)) if match[2]]
+    labels = [match[2] for match in EQUATION.finditer(BY_NAME[chapter].prose) if match[2]]
     assert len(places) == len(labels)
     for place in sorted({place for place in places if place.startswith("#")}):
         page.evaluate("place => { location.hash = place; }", place)
