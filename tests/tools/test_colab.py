@@ -12,7 +12,6 @@ import sys
 from functools import cache
 from importlib import metadata
 from itertools import chain, pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
@@ -32,9 +31,8 @@ from editions.colab import edition, write_editions
 from editions.plain import Plain
 from editions.setup_cell import needed_files
 from release import versions
-from tiny_book import refused
+from tiny_book import ROOT, refused
 
-ROOT = Path(__file__).resolve().parents[2]
 ACTIONS = {
     "GITHUB_REPOSITORY": "Owner/book",
     "GITHUB_SHA": "0123456789" * 4,

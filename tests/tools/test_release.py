@@ -15,8 +15,8 @@ import pytest
 import attnlib
 import release
 from bookkit.chapters import BookError
+from tiny_book import ROOT, edit
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKED = ["attnlib", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"]
 MODULES = {
     path.relative_to(ROOT).as_posix()
@@ -43,11 +43,6 @@ def root(tmp_path):
     copied = copy(tmp_path / "root")
     edit(copied / "CHANGELOG.md", "Unreleased", "2026-02-03")
     return copied
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────
