@@ -81,10 +81,14 @@ def test_what_later_chapters_add_is_given(untouched):
         assert "    if window is not None:" in cell_of(untouched, name)
 
 
-def test_the_story_finds_each_of_a_definitions_names_where_it_had_it(untouched):
+def test_the_story_has_each_name_once_and_says_what_to_write(untouched):
     cells = sources(untouched, "16")
     for name in ("rotate_neighbors", "rotate_halves"):
         assert sum(f"def {name}(" in cell for cell in cells) == 1
+    text = {key: "\n".join(sources(untouched, key)) for key in ("01", "02")}
+    several = "Until one of them is written"  # and one blank is no choice
+    assert several in text["01"] and several not in text["02"]
+    assert "Until it is written" in text["02"]
 
 
 def test_a_toy_of_the_same_name_stays_in_the_story(untouched):
@@ -652,10 +656,3 @@ def test_a_library_that_is_missing_is_told_in_one_line(folder, ours, capsys, mon
     begin("19")
     assert capsys.readouterr().out == ""
     assert "needs" not in checked(folder, monkeypatch, "01", note("failed", NAME))[1]
-
-
-def test_one_blank_is_no_choice(untouched):
-    text = {key: "\n".join(sources(untouched, key)) for key in ("01", "02")}
-    assert "Until it is written" in text["02"]
-    assert "Until one of them is written" in text["01"]
-    assert "Until one of them is written" not in text["02"]
