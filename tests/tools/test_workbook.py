@@ -194,6 +194,7 @@ def test_of_two_definitions_the_first_that_does_not_pass_is_meant(folder, says):
     assert book.find("layer_norm.LayerNorm")[0] == "layer_norm.LayerNorm"
 
 
+@in_use
 def test_hints_come_before_the_answer_and_loans_are_counted(folder, says):
     name, masks = "causal_mask", folder / "attnlib" / "masks.py"
     for words, answer in (
@@ -331,6 +332,7 @@ FIRST, NAME = "01_scaled_dot_product.ipynb", "masks.apply_mask"
 MINE = "# attnlib/masks.py: yours, apply_mask\ndef apply_mask(scores, mask):\n    return 1"
 
 
+@in_use
 def test_building_again_keeps_every_answer(folder):
     write(folder, {NAME: MINE, "1.1": "# Exercise 1.1: yours\nx = 1"})
     old = (folder / "book" / FIRST).read_bytes()
@@ -342,6 +344,7 @@ def test_building_again_keeps_every_answer(folder):
     assert cell_of(folder, NAME).endswith("# better")
 
 
+@in_use
 def test_what_was_written_before_is_kept(folder, says):
     """Whatever becomes of the stored answers, and of a cell that is emptied."""
     for number in "123":
