@@ -168,25 +168,6 @@ def test_figures_have_a_name_of_their_own_caption_and_alt_text():
     assert names and len(names) == len(set(names)), sorted(names)
 
 
-@each_chapter
-def test_drawings_in_html_are_described(chapter):
-    """An <svg> is an image, or a group of things to move, and has a label to read aloud."""
-    for cell in chapter.code_cells:
-        for output in cell.outputs:
-            html = output.get("data", {}).get("text/html", "")
-            for tag, inside in re.findall(r"(<svg\b[^>]*>)(.*?)</svg>", html, re.DOTALL):
-                where = f"{chapter.where(cell)}: {tag}"
-                if 'aria-hidden="true"' in tag:
-                    continue  # an ornament
-                assert re.search(r'role="(img|group)"', tag), f'{where} needs role="img"'
-                label = re.search(r'aria-label="([^"]{10,})"', tag)
-                title = re.search(r"<title\b[^>]*>[^<]{10,}</title>", inside)
-                assert label or title, f"{where} needs an aria-label or a <title>"
-                for name in re.findall(r'aria-labelledby="([^"]*)"', tag):
-                    for target in name.split():
-                        assert f'id="{target}"' in html, f"{where}: no element is {target}"
-
-
 @each_numbered
 def test_every_exercise_has_a_hidden_solution(chapter):
     asked = re.findall(r"^### Exercise (\S+?):? ", chapter.prose + " ", re.MULTILINE)

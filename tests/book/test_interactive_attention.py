@@ -37,11 +37,6 @@ def assert_right(figure):
     return read
 
 
-def set_temperature(figure, log10):
-    figure.fill("Temperature T", log10)
-    return assert_right(figure)
-
-
 def test_keys_and_values_are_drawn_where_the_data_say(figure):
     read = figure.read(circles="circle.k@cx,cy", squares="rect.v@x,y")
     circles, squares = (np.array(x, float) for x in (read.circles, read.squares))
@@ -92,50 +87,43 @@ def test_touch(open_figure):
 
 def test_keyboard(figure):
     assert_right(figure)
-    handle = figure.control("Query q")
-    handle.focus()
     for key, query in (
         ("ArrowLeft", [1.3, 0.9]),
         ("ArrowUp", [1.3, 1.0]),
         ("Shift+ArrowRight", [1.8, 1.0]),
         ("ArrowDown", [1.8, 0.9]),
     ):
-        figure.keys(key)
-        assert assert_right(figure).query == pytest.approx(query)
-    assert handle.get_attribute("aria-valuetext") == "q = (1.80, 0.90)"
-    figure.press("reset")
-    assert figure.read().query == [1.4, 0.9]
-    set_temperature(figure, -1.3)
+        read = assert_right(figure.keys(key, at="Query q"))
+        assert read.query == pytest.approx(query)
+    said = figure.control("Query q").get_attribute("aria-valuetext")
+    assert said == "q = (1.80, 0.90)"
+    assert figure.press("reset").read().query == [1.4, 0.9]
+    assert_right(figure.fill("Temperature T", -1.3))
     figure.keys(*["Shift+ArrowRight"] * 4, *["Shift+ArrowUp"] * 4, at="Query q")
     assert assert_right(figure).query == [3.2, 2.7]
-    figure.press("halve q", times=9)
-    assert_right(figure)
+    assert_right(figure.press("halve q", times=9))
 
 
 def test_q_doubled_and_turned(figure):
-    read = figure.read()
-    half = tensor(read.keys) @ tensor(read.query) / 2**0.5 / 0.5
-    figure.press("double q")  # as at half the temperature
-    close(assert_right(figure).weights, torch.softmax(half, dim=0), 1e-6)
-    figure.press("reset")
-    figure.press("turn q by 180 degrees")
-    turned = assert_right(figure).weights
-    assert np.argsort(turned).tolist() == np.argsort(read.weights).tolist()[::-1]
-    figure.press("halve q")
-    assert figure.read().query == [-0.7, -0.45]
+    for button, query in (
+        ("double q", [2.8, 1.8]),
+        ("halve q", [1.4, 0.9]),
+        ("turn q by 180 degrees", [-1.4, -0.9]),
+        ("halve q", [-0.7, -0.45]),
+    ):
+        assert assert_right(figure.press(button)).query == query
 
 
 def test_temperature(figure):
-    read = set_temperature(figure, -1.3)
+    read = assert_right(figure.fill("Temperature T", -1.3))
     assert read.temperature < 0.051 and read.weights[0] > 0.999
     assert read.say == "Almost a dictionary lookup: k₁ gets 1.00, so o is nearly v₁."
-    assert set_temperature(figure, 0.7).temperature == 5
+    assert assert_right(figure.fill("Temperature T", 0.7)).temperature == 5
     figure.page.mouse.click(*figure.place(".keys"))
     read = assert_right(figure)
     assert read.say.startswith(("Almost the mean", "All keys score the same"))
     close(read.weights, [0.2] * 5, 0.01)
-    figure.press("reset")
-    assert_right(figure)
+    assert_right(figure.press("reset"))
     assert figure.read(shown="output").shown == ["1.00"]
 
 
@@ -161,23 +149,19 @@ def test_bank_moves_by_mouse_by_keys_and_by_its_own_context(open_figure):
     for money in (0.33, 0.08, 0.02, 0.01, 0.0):  # the numbers that the chapter tells
         assert round(assert_bank(figure).context[1], 2) == money
         figure.press("attend again")
-    figure.press("other sentence")
-    read = assert_bank(figure)
+    read = assert_bank(figure.press("other sentence"))
     assert read.sentence == "the savings bank closed" and read.bank == [1, 1, 0]
     assert [round(number, 3) for number in read.context] == [0.366, 1.173, 0.154]
     handle = figure.root.locator(".q")
     handle.focus()
-    figure.keys("ArrowRight", "Shift+ArrowDown")
-    assert assert_bank(figure).bank == [1.1, 0.5, 0]
+    assert assert_bank(figure.keys("ArrowRight", "Shift+ArrowDown")).bank == [1.1, 0.5, 0]
     figure.press("reset")
-    top = figure.place(".plane", 150, 12)
-    figure.drag(figure.place(".plane", 150, 162), top)
+    figure.drag(figure.place(".plane", 150, 162), figure.place(".plane", 150, 12))
     figure.root.get_by_role("button", name="other sentence").focus()
     close(assert_bank(figure).bank, [1, 2.5, 0], 0.02)
     figure.press("other sentence")
-    handle.focus()
-    figure.keys(*["Shift+ArrowUp"] * 3)  # far up, it gives itself most of its weight
-    read = assert_bank(figure)
+    handle.focus()  # far up, it gives itself most of its weight
+    read = assert_bank(figure.keys(*["Shift+ArrowUp"] * 3))
     assert read.bank == [1, 2.5, 0] and round(read.weights[2], 2) == 0.91
 
 
@@ -214,18 +198,15 @@ def test_a_hole_a_missing_mask_and_a_missing_division_leak(open_figure):
     read, leaks = assert_leaks(figure)
     assert read.mask == causal and not leaks
     for leaking in ([1], []):
-        figure.press("may river, word 2, see flooded, word 3?")
-        assert assert_leaks(figure)[1] == leaking
-    figure.press("mask after softmax, not divided")
-    read, leaks = assert_leaks(figure)
+        hole = figure.press("may river, word 2, see flooded, word 3?")
+        assert assert_leaks(hole)[1] == leaking
+    read, leaks = assert_leaks(figure.press("mask after softmax, not divided"))
     assert read.mask == causal and leaks == [1]  # as the chapter says
     figure.press("no mask")
     figure.root.locator('[data-token="4"]').focus()
-    figure.keys("Enter")
-    read, leaks = assert_leaks(figure)
+    read, leaks = assert_leaks(figure.keys("Enter"))
     assert read.token == 4 and leaks == [0, 1, 2, 3]
     figure.press("causal mask")
     for token in range(5):  # whatever word is replaced, the past stays
-        figure.root.locator(f'[data-token="{token}"]').click()
-        read, leaks = assert_leaks(figure)
+        read, leaks = assert_leaks(figure.click(f'[data-token="{token}"]'))
         assert read.moves[:token] == [0] * token and not leaks

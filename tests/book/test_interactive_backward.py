@@ -1,10 +1,11 @@
-"""The figures to touch of chapters 10 to 12, in a browser, against the package."""
+"""The figures to touch of chapters 10 to 12, against the package and PyTorch."""
 
 import numpy as np
 import pytest
+import torch
 
-from attnlib.backprop import SGD, Adam, Layer, LayerNorm, ScaledDotProductAttention
-from touch import close, numbers, points
+from attnlib.backprop import LayerNorm, ScaledDotProductAttention
+from touch import close, numbers, points, tensor
 
 # Chapter 10: attention as a graph, backward
 
@@ -76,51 +77,36 @@ def test_paths_leave_what_the_package_says(open_figure):
         ("add x\u0302", first + x_hat),
         ("take x\u0302", first),
     ):
-        figure.press(name)
-        assert assert_paths(figure, g) == left
-
-    def fill(g):
+        assert assert_paths(figure.press(name), g) == left
+    for g in ([1.5, -0.5, 0.5], [-2.3, 2.3, -2.3]):  # at first (1, 1, 1) / 2 and x̂ only
         for k in range(3):
             figure.fill(f"g {k + 1}", g[k])
         assert_paths(figure, g)
-
-    fill([1.5, -0.5, 0.5])  # (1, 1, 1) / 2 and x̂ only
-    fill([-2.3, 2.3, -2.3])
-    figure.keys("ArrowLeft", at="g 2")
-    assert_paths(figure, [-2.3, 2.2, -2.3])
-    figure.press("reset")
-    assert assert_paths(figure, first) == left
+    assert_paths(figure.keys("ArrowLeft", at="g 2"), [-2.3, 2.2, -2.3])
+    assert assert_paths(figure.press("reset"), first) == left
 
 
 # Chapter 12: two optimizers walking
 
 
-class Valley(Layer):
-    def __init__(self, curvatures, start):
-        self._curvatures, self.theta = np.array(curvatures), np.array(start, float)
-
-    def backward(self):
-        self._gradients = {"theta": self._curvatures * self.theta}
-
-
-def walk(valley, optimizer):
-    """Forty places and the start."""
-    places = [valley.theta.copy()]
+def walk(curvatures, start, make, **options):
+    """The start and forty places, by PyTorch's optimizer."""
+    theta, places = tensor(start).requires_grad_(), [start]
+    optimizer = make([theta], **options)
     for _ in range(40):
-        valley.backward()
+        theta.grad = tensor(curvatures) * theta.detach()
         optimizer.step()
-        places.append(valley.theta.copy())
+        places.append(theta.tolist())
     return np.array(places)
 
 
 def assert_walk(figure, eta, mu, rate, steps):
-    lines = {
-        name: f".{name[0]}.{name[2:]}@d" for name in ("w_one", "w_two", "c_one", "c_two")
-    }
-    read = figure.read(**lines)
-    one, two = (Valley(read.curvatures, read.start) for _ in range(2))
-    one = walk(one, SGD(one, lr=eta, momentum=mu))
-    two = walk(two, Adam(two, lr=rate))
+    read = figure.read(
+        w_one=".w.one@d", w_two=".w.two@d", c_one=".c.one@d", c_two=".c.two@d"
+    )
+    valley = read.curvatures, read.start
+    one = walk(*valley, torch.optim.SGD, lr=eta, momentum=mu)
+    two = walk(*valley, torch.optim.Adam, lr=rate)
     assert np.allclose(read.sgd, one, rtol=1e-9, atol=1e-12)
     assert np.allclose(read.adam, two, rtol=1e-9, atol=1e-12)
     for path, drawn, curve, name in (
@@ -141,22 +127,14 @@ def assert_walk(figure, eta, mu, rate, steps):
     assert ("flies off" in read.say) == (15 * eta > 2 * (1 + mu))
 
 
-def test_walkers_walk_like_the_package(open_figure):
+def test_walkers_walk_like_pytorch_s(open_figure):
     figure = open_figure("optimizers")
     assert_walk(figure, 0.13, 0.0, 0.3, 40)
-    figure.press("momentum at its best")
-    assert_walk(figure, 0.19, 0.48, 0.3, 40)
-    figure.fill("learning rate of SGD", 0.25)
-    figure.fill("learning rate of Adam", 0.8)
+    assert_walk(figure.press("momentum at its best"), 0.19, 0.48, 0.3, 40)
+    figure.fill("learning rate of SGD", 0.25).fill("learning rate of Adam", 0.8)
     assert_walk(figure, 0.25, 0.48, 0.8, 40)  # beyond the edge
-    figure.fill("momentum of SGD", 0.9)
-    assert_walk(figure, 0.25, 0.9, 0.8, 40)
-    figure.press("start over")
-    assert_walk(figure, 0.25, 0.9, 0.8, 0)
-    for steps in (1, 2):
-        figure.press("step")
-        assert_walk(figure, 0.25, 0.9, 0.8, steps)
-    figure.keys("ArrowRight", at="steps")
-    assert_walk(figure, 0.25, 0.9, 0.8, 3)
-    figure.press("reset")
-    assert_walk(figure, 0.13, 0.0, 0.3, 40)
+    assert_walk(figure.fill("momentum of SGD", 0.9), 0.25, 0.9, 0.8, 40)
+    for button, steps in (("start over", 0), ("step", 1), ("step", 2)):
+        assert_walk(figure.press(button), 0.25, 0.9, 0.8, steps)
+    assert_walk(figure.keys("ArrowRight", at="steps"), 0.25, 0.9, 0.8, 3)
+    assert_walk(figure.press("reset"), 0.13, 0.0, 0.3, 40)

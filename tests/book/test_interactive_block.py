@@ -1,9 +1,9 @@
 """The figures to touch of chapters 7 to 9, in a browser, against the package."""
 
-import json
 import math
 import re
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -55,23 +55,19 @@ def test_sphere_by_slider_button_and_keyboard(open_figure):
         ("take 1 from all", [1, 3, 2]),
         ("halve", [0.5, 1.5, 1]),
     ):
-        figure.press(button)
-        assert assert_sphere(figure, token).py == normalized
+        assert assert_sphere(figure.press(button), token).py == normalized
     figure.keys("ArrowRight", at="Feature 1")
     assert assert_sphere(figure, [0.6, 1.5, 1]).py != normalized
     for stage in (0.5, 1, 1.5, 2):
-        figure.fill("Other tokens", stage)
-        assert_sphere(figure, [0.6, 1.5, 1], stage)
+        assert_sphere(figure.fill("Other tokens", stage), [0.6, 1.5, 1], stage)
     said = figure.control("Other tokens").get_attribute("aria-valuetext")
     assert said == "on the circle"
-    figure.fill("Turn", -90)
-    assert_sphere(figure, [0.6, 1.5, 1], 2, turn=-90)
+    assert_sphere(figure.fill("Turn", -90), [0.6, 1.5, 1], 2, turn=-90)
     for number in (1, 2, 3):
         figure.fill(f"Feature {number}", -2)
     read = assert_sphere(figure, [-2, -2, -2], 2, turn=-90)
     assert read.say.startswith("All features are equal")
-    figure.press("reset")
-    assert_sphere(figure, [1, 3, 2])
+    assert_sphere(figure.press("reset"), [1, 3, 2])
 
 
 # Chapter 8: kinks
@@ -112,16 +108,12 @@ def test_kinks_are_those_of_the_network(open_figure):
     figure = open_figure("kinks")
     assert_kinks(figure)
     for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowRight"):
-        figure.keys(key, at="kink 2")
-        moved = assert_kinks(figure)
+        moved = assert_kinks(figure.keys(key, at="kink 2"))
     assert moved == [0, 1.5, 2]
     for name, value in (("v 3", 1.5), ("w 3", -2), ("w 1", 0), ("v 2", 0.75)):
-        figure.fill(name, value)
-        assert_kinks(figure)
-    figure.drag(figure.place(".h1 .ring"), (0, 0))
-    assert assert_kinks(figure)[0] == -1.75
-    figure.press("reset")
-    assert assert_kinks(figure) == [0, 1, 2]
+        assert_kinks(figure.fill(name, value))
+    assert assert_kinks(figure.drag(figure.place(".h1 .ring"), (0, 0)))[0] == -1.75
+    assert assert_kinks(figure.press("reset")) == [0, 1, 2]
     for k in (1, 2, 3):
         said = figure.control(f"kink {k}").get_attribute("aria-valuetext")
         assert said.startswith("kink at ")
@@ -148,18 +140,15 @@ def assert_temperature(figure, T):
 def test_temperature_from_likeliest_to_all_alike(open_figure):
     figure, different = open_figure("temperature"), []
     read = assert_temperature(figure, 1.0)
-    notebook = (ROOT / "book" / "09_transformer.ipynb").read_text(encoding="utf-8")
     (cell,) = (
         cell
-        for cell in json.loads(notebook)["cells"]
-        if "logits = tiny(there)" in "".join(cell["source"])
+        for cell in nbformat.read(ROOT / "book/09_transformer.ipynb", as_version=4).cells
+        if "logits = tiny(there)" in cell.source
     )
-    printed = "".join(cell["outputs"][0]["text"])  # the last row is what follows
+    printed = cell.outputs[0].text  # the last row is what follows
     assert numbers(re.search(r"\[([^\[\]]+)\]\]\)", printed)[1]) == read.logits
     for log10 in (-1, -0.3, 0.3, 1):
-        figure.fill("Temperature T", log10)
-        (draws,) = assert_temperature(figure, 10**log10).draws
+        (draws,) = assert_temperature(figure.fill("Temperature T", log10), 10**log10).draws
         different.append(len(set(draws)))
     assert different == sorted(different) and different[0] == 1 < different[-1]
-    figure.keys("Home", at="Temperature T")
-    assert_temperature(figure, 0.1)
+    assert_temperature(figure.keys("Home", at="Temperature T"), 0.1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -78,29 +79,20 @@ def assert_row(figure, step, order=(0, 1, 2, 3), masked=(1,)):
     return read
 
 
-def test_row_step_by_step(open_figure):
+def test_row_step_by_step_in_any_order(open_figure):
     figure = open_figure("online_softmax")
     assert_row(figure, 4)
     figure.press("start over")
-    for step, words in enumerate(STEPS):
-        assert assert_row(figure, step).say == words
-        figure.press("next block")
-    assert_row(figure, 0)  # past the end, it starts again
-    for step in (4, 3):
-        figure.press("back")
-        assert_row(figure, step)
-
-
-def test_row_in_any_order(open_figure):
-    figure, ends = open_figure("online_softmax"), []
     for order in ((3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1), (0, 1, 2, 3)):
         figure.press("other order")
-        ends.append(assert_row(figure, 4, order).cells[-4:])
-        figure.press("start over")
-        for step in range(1, 5):
+        words = []
+        for step in range(5):
+            words.append(assert_row(figure, step, order).say)
             figure.press("next block")
-            assert_row(figure, step, order)
-    assert all(end == ends[0] for end in ends)
+        assert_row(figure, 0, order)  # past the end, it starts again
+    assert words == [*STEPS]
+    for step in (4, 3):
+        assert_row(figure.press("back"), step)
 
 
 def test_row_with_other_masks_down_to_none(open_figure):
@@ -113,18 +105,7 @@ def test_row_with_other_masks_down_to_none(open_figure):
     assert read.say == "Block 4 is masked: its m is −∞, its l is 0. Nothing changes."
     assert read.cells[-4:] == ["−∞", "0.00", "0.00", "−∞"]
     for step in range(4):
-        figure.press("next block")
-        assert_row(figure, step, masked=masked)
-
-
-def test_row_by_keyboard(open_figure):
-    figure = open_figure("online_softmax")
-    figure.keys("Tab", "Enter")  # start over
-    assert_row(figure, 0)
-    figure.keys("Tab", "Tab", "Space")  # next block
-    assert_row(figure, 1)
-    figure.keys("Tab", "Tab", "Space")  # mask the first
-    assert_row(figure, 1, masked=(0, 1))
+        assert_row(figure.press("next block"), step, masked=masked)
 
 
 # Chapter 14: tiles
@@ -136,21 +117,23 @@ SETTINGS = {  # backward, queries, causal: tiles with a key to see; every pair o
     (True, 23, False): 36,
 }
 # By pass: the strips above the tiles and left of them, each with its place and how thick
-# it is; those that fill up; the lines of the table.
+# it is; those that fill up; the lines of the table, with their shapes of r queries, c keys
+# and d features.
 ABOVE = {"K": (20, 10), "V": (44, 10)}
 PASSES = {
     False: (
         ABOVE,
         {"Q": (16, 18), "O": (44, 18), "m": (72, 10), "l": (91, 10)},
         ("O", "m", "l"),
-        ("Q", "K", "V", "S", "m l", "O"),
+        {"Q": "rd", "K": "cd", "V": "cd", "S": "rc", "m l": "2r", "O": "rd"},
     ),
     True: (
         ABOVE | {"dK": (33, 7), "dV": (57, 7)},
         {"Q": (15.5, 11), "dO": (35.5, 13), "lse": (58.5, 9), "D": (77.5, 9)}
         | {"dQ": (92.5, 13)},
         ("dK", "dV", "dQ"),
-        ("Q dO", "lse D", "K V", "P dS", "dQ", "dK dV"),
+        {"Q dO": "2rd", "lse D": "2r", "K V": "2cd", "P dS": "2rc"}
+        | {"dQ": "rd", "dK dV": "2cd"},
     ),
 }
 
@@ -189,23 +172,42 @@ def strips(backward, tiles, path, step):
     return drawn
 
 
-def in_fast_memory(backward, tile, part, d=8):
+def in_fast_memory(backward, tile, part):
     """The table of what a step holds, line by line, and how many numbers it is."""
-    (i, j), (rows, cols) = tile, part.shape
-    cells, total = [], 0
-    for line in PASSES[backward][-1]:
-        names = line.split()
-        first = names[0]
-        of_keys, square = first in ("K", "V", "dK"), first in ("S", "P")
-        shape = [2] * (len(names) == 2) + [cols if of_keys else rows]
-        if first not in ("m", "lse"):
-            shape.append(cols if square else d)
-        mark = "" if square else chr(0x2081 + (j if of_keys else i))
-        count = math.prod(shape)
-        shown = ", ".join(name + mark for name in names), " × ".join(map(str, shape))
-        cells += [*shown, str(count)]
-        total += count
+    (i, j), (r, c) = tile, part.shape
+    sizes, cells, total = {"2": 2, "r": r, "c": c, "d": 8}, [], 0
+    for names, letters in PASSES[backward][-1].items():
+        shape = [sizes[letter] for letter in letters]
+        block = "" if "rc" in letters else chr(0x2081 + (j if "c" in letters else i))
+        shown = ", ".join(name + block for name in names.split())
+        cells += [shown, " × ".join(map(str, shape)), str(math.prod(shape))]
+        total += math.prod(shape)
     return cells, total
+
+
+def sentence(backward, tiles, path, step):
+    """What is said of a step."""
+    if not step:
+        skipped = len(tiles) - len(path)
+        return f"Nothing is computed yet: {len(path)} tiles to visit, {skipped} to skip."
+    i, j = path[step - 1]
+    a, b, again = chr(0x2081 + i), chr(0x2081 + j), "again " * backward
+    said = f"Queries {i + 1}, keys {j + 1}: scores {again}from Q{a} and K{b}"
+    said += ", some masked" * (not tiles[i, j].all())
+    if backward:
+        said += f", weights with lse{a}; adds to dV{b}, dK{b}, dQ{a}."
+    else:
+        enter = "go into" if j else "begin"
+        said += f"; their weights and V{b} {enter} m{a}, l{a}, O{a}."
+    last = step == len(path)
+    if last or path[step][0] != i:
+        if left := [t + 1 for s, t in tiles if s == i and (s, t) not in path]:
+            keys = f"{left[0]} to {left[-1]}" if len(left) > 1 else left[0]
+            said += f" Keys {keys} are skipped."
+        said += f" dQ{a} is finished" if backward else f" O{a} and lse{a} are finished"
+        rest = "so are all dK and dV" if backward else "so is the pass"
+        said += f", and {rest}." if last else "."
+    return said
 
 
 def assert_tiles(figure, step, backward, queries, causal):
@@ -260,25 +262,12 @@ def assert_tiles(figure, step, backward, queries, causal):
         f"tiles computed {step} of {len(path)}, skipped {passed} of {len(skipped)}; "
         f"{numbers} numbers in fast memory; scores ever kept: 0 of {queries * 23}"
     ]
-    if now:
-        said, last = read.say, step == len(path) or path[step][0] != now[0]
-        assert said.startswith(f"Queries {now[0] + 1}, keys {now[1] + 1}: scores ")
-        assert ("some masked" in said) == (not tiles[now].all())
-        assert ("again" in said) == backward
-        assert ("finished" in said) == last
-        of_row = [j + 1 for i, j in skipped if i == now[0]]
-        assert ("skipped" in said) == (last and bool(of_row))
-        if last and len(of_row) > 1:
-            assert f"Keys {of_row[0]} to {of_row[-1]} are skipped." in said
+    assert read.say == sentence(backward, tiles, path, step)
 
 
 def choose(figure, backward, queries, causal):
-    for name in (
-        "backward" if backward else "forward",
-        "N < M" if queries == 18 else "N = M",
-    ):
-        figure.control(name).check()
-    figure.control("causal").set_checked(causal)
+    name = "backward" if backward else "forward"
+    return figure.set(queries=queries, causal=causal, **{"pass": name})
 
 
 @pytest.mark.parametrize(("backward", "queries", "causal"), SETTINGS)
@@ -291,37 +280,8 @@ def test_tiles_are_those_with_a_key_to_see(open_figure, backward, queries, causa
         assert_tiles(figure, done, *setting)
         figure.click("[data-do='1']")
     assert_tiles(figure, 0, *setting)  # past the end, it starts again
-    figure.press("back")
-    assert_tiles(figure, last, *setting)
-    figure.press("start over")
-    assert_tiles(figure, 0, *setting)
-
-
-def test_tiles_in_words(open_figure):
-    figure = open_figure("flash_tiles")
-    figure.press("start over")
-    for words in (
-        "Nothing is computed yet: 21 tiles to visit, 15 to skip.",
-        "Queries 1, keys 1: scores from Q₁ and K₁, some masked; their weights and V₁ begin "
-        "m₁, l₁, O₁. Keys 2 to 6 are skipped. O₁ and lse₁ are finished.",
-        "Queries 2, keys 1: scores from Q₂ and K₁; their weights and V₁ begin m₂, l₂, O₂.",
-        "Queries 2, keys 2: scores from Q₂ and K₂, some masked; their weights and V₂ go "
-        "into m₂, l₂, O₂. Keys 3 to 6 are skipped. O₂ and lse₂ are finished.",
-    ):
-        assert figure.read().say == words
-        figure.press("step")
-    figure.press("back", times=5)
-    assert figure.read().say.endswith(" O₆ and lse₆ are finished, and so is the pass.")
-    choose(figure, True, 23, True)
-    figure.press("step", times=5)
-    assert figure.read().say == (
-        "Queries 3, keys 2: scores again from Q₃ and K₂, weights with lse₃; "
-        "adds to dV₂, dK₂, dQ₃."
-    )
-    figure.press("step", times=10)
-    assert figure.read().say.endswith(" Keys 6 are skipped. dQ₅ is finished.")
-    figure.press("step", times=6)
-    assert figure.read().say.endswith(" dQ₆ is finished, and so are all dK and dV.")
+    assert_tiles(figure.press("back"), last, *setting)
+    assert_tiles(figure.press("start over"), 0, *setting)
 
 
 def at_its_own_time(figure):
@@ -335,28 +295,22 @@ def at_its_own_time(figure):
 def test_tiles_play(open_figure):
     figure = open_figure("flash_tiles")
     wait, live = at_its_own_time(figure), figure.root.locator(".say")
-    wait(5000)
-    assert_tiles(figure, 9, False, 23, True)  # nothing moves by itself
-    figure.press("play")
-    assert_tiles(figure, 10, False, 23, True)  # at once, then every 0.8 s
-    assert live.get_attribute("aria-live") == "off"
-    wait(1700)
-    assert_tiles(figure, 12, False, 23, True)
-    figure.press("pause")
-    assert live.get_attribute("aria-live") == "polite"
-    wait(5000)
-    assert_tiles(figure, 12, False, 23, True)
-    figure.press("play")
-    wait(60_000)  # to the end, and no further
-    assert_tiles(figure, 21, False, 23, True)
-    for stops in (
-        lambda: figure.press("step"),
-        lambda: figure.press("start over"),
-        lambda: figure.control("causal").click(),
+    for button, seconds, step, spoken in (
+        (None, 5, 9, "polite"),  # nothing moves by itself
+        ("play", 0, 10, "off"),  # at once, then every 0.8 s
+        (None, 1.7, 12, "off"),
+        ("pause", 5, 12, "polite"),
+        ("play", 60, 21, "polite"),  # to the end, and no further
     ):
+        if button:
+            figure.press(button)
+        wait(1000 * seconds)
+        assert_tiles(figure, step, False, 23, True)
+        assert live.get_attribute("aria-live") == spoken
+    for stops in ("step", "start over", "causal"):
         figure.press("play")
         wait(1000)
-        stops()
+        figure.root.get_by_text(stops, exact=True).click()
         held = figure.root.inner_html()
         wait(5000)
         assert figure.root.inner_html() == held
@@ -375,31 +329,9 @@ def test_tiles_with_reduced_motion(open_figure):
         figure.press("step")
         wait(5000)
         assert_tiles(figure, 10, False, 23, True)
-    durations = still.page.locator("figure, figure *").evaluate_all(
-        f"all => all.map({duration})"
-    )
-    animations = still.page.evaluate("document.getAnimations().length")
-    assert set(durations) == {"0s"} and animations == 0
-
-
-def test_tiles_by_keyboard(open_figure):
-    figure = open_figure("flash_tiles")
-    for keys, *shown in (
-        ("Tab Enter", 0, False, 23, True),  # start over
-        ("Tab Tab Space Enter", 2, False, 23, True),  # step, twice
-        ("Tab Tab ArrowRight", 0, True, 23, True),  # past play; backward
-        ("Tab ArrowRight", 0, True, 18, True),  # N < M
-        ("Tab Space", 0, True, 18, False),  # not causal
-        ("Shift+Tab Shift+Tab Shift+Tab Enter Enter", 1, True, 18, False),  # play, pause
-    ):
-        figure.keys(*keys.split())
-        assert_tiles(figure, *shown)
-    assert figure.root.get_by_role("button", name="play").count() == 1
-    sent = """form => new Promise(tell => {
-        addEventListener("submit", event => tell(!event.defaultPrevented));
-        form.requestSubmit();  // what some browsers do at Enter on a choice
-    })"""
-    assert not figure.root.locator("form").evaluate(sent)
+    every = still.page.locator("figure, figure *")
+    assert set(every.evaluate_all(f"all => all.map({duration})")) == {"0s"}
+    assert still.page.evaluate("document.getAnimations().length") == 0
 
 
 # Chapter 15: what one program takes, and how many fit
@@ -417,8 +349,10 @@ def assert_fits(figure, setting, kernel):
     close(read.Rf, [r * (c + d) / (32 * w)], 0.05)
     close(read.S + read.Sf, [shared / 1024, 2 * (r * d + 2 * g * c * d) / 1024], 0.05)
     lot = math.ceil(32 * registers / 256) * 256  # of a warp
-    taken = {"the registers": (w * lot, 65536)}
-    taken["the shared memory"] = shared + 1024, 228 * 1024
+    taken = {
+        "the registers": (w * lot, 65536),
+        "the shared memory": (shared + 1024, 228 * 1024),
+    }
     fit = {name: room // one for name, (one, room) in taken.items()}
     programs = min(fit.values())
     limits = [name for name in fit if fit[name] == programs]
@@ -436,14 +370,12 @@ def test_gpu_tiles_show_the_record(open_figure):
     record = json.loads((results / "flash_tiles.json").read_text(encoding="utf-8"))
     assert record["columns"][:5] == ["dim", "queries", "keys", "num_warps", "num_stages"]
     kernels = {tuple(row[:5]): row[5:] for row in record["kernels"]}
-    start, fewer = (64, 128, 64, 4, 3), (64, 64, 64, 4, 3)
+    start = 64, 128, 64, 4, 3
     assert_fits(figure, start, kernels[start])
-    figure.keys("ArrowLeft", at="queries r")
-    assert_fits(figure, fewer, kernels[fewer])
     for setting, kernel in kernels.items():
         named = zip(STOPS, setting, strict=True)
-        figure.set(**{name: STOPS[name].index(value) for name, value in named})
-        assert_fits(figure, setting, kernel)
+        stops = {name: STOPS[name].index(value) for name, value in named}
+        assert_fits(figure.set(**stops), setting, kernel)
 
 
 # Appendix E: keys split among programs
@@ -475,10 +407,7 @@ def assert_split(figure, programs, blocks, shares):
 def test_split_keys_against_the_rule(open_figure):
     figure = open_figure("split_keys")
     assert_split(figure, 8, 128, 1)
-    figure.keys("ArrowRight", at="shares S")
-    assert_split(figure, 8, 128, 2)
-    for programs in (1, 8, 33, 100, 132, 200):
-        for stop in (0, 3, 5):
-            for shares in (1, 5, 16, 17, 132):
-                figure.set(p=programs, t=stop, s=shares)
-                assert_split(figure, programs, BLOCKS[stop], shares)
+    settings = (1, 8, 33, 100, 132, 200), (0, 3, 5), (1, 2, 5, 16, 17, 132)
+    for programs, stop, shares in product(*settings):
+        figure.set(p=programs, t=stop, s=shares)
+        assert_split(figure, programs, BLOCKS[stop], shares)

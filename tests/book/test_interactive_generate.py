@@ -1,5 +1,7 @@
 """The figures to touch of chapters 16 to 19, in a browser, against the package."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from touch import boxes, close, numbers, points
 
 def assert_turned(figure, places, rule=""):
     """Arms, curve and words are those of a head with six features and base 1000."""
-    arms = {name: f".{name[0]}@x1,y1,x2,y2" for name in ("query", "key")}
+    arms = {"query": ".q@x1,y1,x2,y2", "key": ".k@x1,y1,x2,y2"}
     read = figure.read(dot=".pt@cx,cy", curve=".c@d", **arms)
     assert (read.places, read.rule) == (list(places), rule)
     trained = RotaryPositions(6, 1000.0, interleaved=True)
@@ -37,23 +39,17 @@ def assert_turned(figure, places, rule=""):
 def test_arms_turn_with_their_places(open_figure):
     figure = open_figure("rotary")
     assert_turned(figure, (9, 4))
-    figure.press("both one on", times=3)
-    assert_turned(figure, (12, 7))
-    figure.press("both one back")
-    assert_turned(figure, (11, 6))
-    figure.fill("Place of the query", 2)
-    assert "the query 4 before it" in assert_turned(figure, (2, 6)).say
-    figure.press("linear, 4 times")
-    assert_turned(figure, (2, 6), "linear")
-    figure.fill("Place of the query", 18)  # four times as far
-    assert assert_turned(figure, (18, 6), "linear").score > 2.9
-    figure.press("NTK-aware, 4 times")
-    assert_turned(figure, (18, 6), "ntk")
+    assert_turned(figure.press("both one on", times=3), (12, 7))
+    assert_turned(figure.press("both one back"), (11, 6))
+    read = assert_turned(figure.fill("Place of the query", 2), (2, 6))
+    assert "the query 4 before it" in read.say
+    assert_turned(figure.press("linear, 4 times"), (2, 6), "linear")
+    read = assert_turned(figure.fill("Place of the query", 18), (18, 6), "linear")
+    assert read.score > 2.9  # four times as far
+    assert_turned(figure.press("NTK-aware, 4 times"), (18, 6), "ntk")
     figure.press("as trained")
-    figure.keys("End", at="Place of the key")
-    assert_turned(figure, (18, 40))
-    figure.press("both one on")  # 40 is the last place
-    assert_turned(figure, (18, 40))
+    assert_turned(figure.keys("End", at="Place of the key"), (18, 40))
+    assert_turned(figure.press("both one on"), (18, 40))  # 40 is the last place
 
 
 # Chapter 17: what a cache costs
@@ -84,12 +80,8 @@ def assert_cost(figure, n, batch):
 def test_cache_cost(open_figure):
     figure = open_figure("cache_cost")
     assert_cost(figure, 1024, 1)
-    figure.keys("ArrowRight", at="texts B")
-    assert_cost(figure, 1024, 2)
-    for n in range(6, 14):
-        for batch in (0, 2, 4, 7):
-            figure.set(n=n, b=batch)
-            assert_cost(figure, 2**n, 2**batch)
+    for n, batch in product(range(6, 14), (0, 1, 4, 7)):
+        assert_cost(figure.set(n=n, b=batch), 2**n, 2**batch)
 
 
 # Chapter 18: fewer keys
@@ -126,13 +118,8 @@ def assert_fewer(figure, t, w, group):
 def test_fewer_keys(open_figure):
     figure = open_figure("fewer_keys")
     assert_fewer(figure, 8, 4, 4)
-    figure.keys("ArrowRight", at="window w")
-    assert_fewer(figure, 8, 5, 4)
-    for t in (0, 1, 5, 11):
-        for w in (1, 3, 4, 12):
-            for power in range(4):
-                figure.set(t=t, w=w, g=power)
-                assert_fewer(figure, t, w, 2**power)
+    for t, w, power in product((0, 1, 5, 11), (1, 3, 4, 12), range(4)):
+        assert_fewer(figure.set(t=t, w=w, g=power), t, w, 2**power)
 
 
 # Chapter 19: memory in pages
@@ -166,11 +153,5 @@ def assert_pages(figure, z, steps):
 def test_pages(open_figure):
     figure = open_figure("pages")
     assert_pages(figure, 4, 11)
-    figure.keys("ArrowLeft", at="tokens so far")
-    assert_pages(figure, 4, 10)
-    figure.keys("ArrowRight", at="page size z")
-    assert_pages(figure, 8, 10)
-    for size in (1, 2, 3, 4):
-        for steps in (1, 2, 6, 11):
-            figure.set(z=size, t=steps)
-            assert_pages(figure, 2**size, steps)
+    for size, steps in product((1, 2, 3, 4), (1, 2, 6, 11)):
+        assert_pages(figure.set(z=size, t=steps), 2**size, steps)

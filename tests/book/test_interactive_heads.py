@@ -47,21 +47,18 @@ def test_grid_follows_its_rows(open_figure):
         ("rank 1", [[1.0, 0.5], [-0.6, -0.3]]),
         ("reset", [[1.0, 0.4], [-0.5, 0.9]]),
     ):
-        figure.press(name)
-        assert_grid(figure, rows)
+        assert_grid(figure.press(name), rows)
     for key, row in (
         ("ArrowLeft", [-0.55, 0.9]),
         ("Shift+ArrowDown", [-0.55, 0.4]),
         ("Shift+ArrowRight", [-0.05, 0.4]),
         ("ArrowUp", [-0.05, 0.45]),
     ):
-        figure.keys(key, at="Row 2 of W")
-        assert_grid(figure, [[1.0, 0.4], row])
+        assert_grid(figure.keys(key, at="Row 2 of W"), [[1.0, 0.4], row])
     left, middle = figure.place("svg", 85, 160), figure.place("svg", 160, 160)
-    figure.drag(figure.place("svg", 235, 130), left)
-    assert_grid(figure, [[-1.0, 0.0], [-0.05, 0.45]])  # turned over
-    figure.drag(left, middle)
-    assert_grid(figure, [[0.0, 0.0], [-0.05, 0.45]])
+    turned_over = figure.drag(figure.place("svg", 235, 130), left)
+    assert_grid(turned_over, [[-1.0, 0.0], [-0.05, 0.45]])
+    assert_grid(figure.drag(left, middle), [[0.0, 0.0], [-0.05, 0.45]])
 
 
 # Chapter 5: what one mixture of two numbers tells
@@ -99,24 +96,20 @@ def test_plane_measures_one_direction_a_head(open_figure):
         ("Shift+ArrowRight", [3.9, 4.0]),
         ("ArrowUp", [3.9, 4.1]),
     ):
-        figure.keys(key)
-        assert_plane(figure, pair, 0.6)
+        assert_plane(figure.keys(key), pair, 0.6)
+    first, second = (f"weight of a in head {head}" for head in (1, 2))
     for share in (0.0, 0.45, 0.9):
-        figure.fill("weight of a in head 1", share)
-        assert_plane(figure, pair, share)
+        assert_plane(figure.fill(first, share), pair, share)
     figure.control("a second head").check()
     assert "cross at one point, (3.9, 4.1)" in assert_plane(figure, pair, 0.9, 0.2)
-    figure.fill("weight of a in head 2", 0.9)
-    assert "the second adds nothing" in assert_plane(figure, pair, 0.9, 0.9)
+    said = assert_plane(figure.fill(second, 0.9), pair, 0.9, 0.9)
+    assert "the second adds nothing" in said
+    assert_plane(figure.press("reset"), [3.0, 5.0], 0.6)
+    assert_plane(figure.fill(second, 0.5), [3.0, 5.0], 0.6, 0.5)  # which calls that head
     figure.press("reset")
-    assert_plane(figure, [3.0, 5.0], 0.6)
-    figure.fill("weight of a in head 2", 0.5)
-    assert_plane(figure, [3.0, 5.0], 0.6, 0.5)  # it calls the second head
-    figure.press("reset")
-    figure.drag(figure.place("svg", 235, 35), figure.place("svg", 110, 210))
-    assert_plane(figure, [-2.0, -2.0], 0.6)
-    figure.drag(figure.place("svg", 110, 210), (2000, -500))
-    assert_plane(figure, [6.0, 6.0], 0.6)
+    down, outside = figure.place("svg", 110, 210), (2000, -500)
+    assert_plane(figure.drag(figure.place("svg", 235, 35), down), [-2.0, -2.0], 0.6)
+    assert_plane(figure.drag(down, outside), [6.0, 6.0], 0.6)
 
 
 # Chapter 6: the prior times the softmax
@@ -147,14 +140,12 @@ def assert_prior(figure, bias):
 
 def test_prior_by_slider_button_and_keyboard(open_figure):
     figure = open_figure("prior")
-    assert_prior(figure, TEXT)
-    figure.press("no prior")
-    assert_prior(figure, [0.0] * 4)
     sliders = figure.root.locator("input")
+    assert_prior(figure, TEXT)
+    assert_prior(figure.press("no prior"), [0.0] * 4)
     sliders.nth(2).fill("1.5")
     assert_prior(figure, [0.0, 0.0, 1.5, 0.0])
-    figure.press("add ½ to every b")
-    assert_prior(figure, [0.5, 0.5, 2.0, 0.5])
+    assert_prior(figure.press("add ½ to every b"), [0.5, 0.5, 2.0, 0.5])
     sliders.nth(1).press("ArrowRight")
     assert_prior(figure, [0.5, 0.55, 2.0, 0.5])
     sliders.nth(1).press("Home")
@@ -165,7 +156,6 @@ def test_prior_by_slider_button_and_keyboard(open_figure):
         sliders.nth(key).fill("-3")
     read = assert_prior(figure, [-math.inf] * 4)
     assert read.say.startswith("Every key is forbidden")
-    figure.press("as in the text")
-    assert_prior(figure, TEXT)
+    assert_prior(figure.press("as in the text"), TEXT)
     figure.press("add ½ to every b", times=9)  # the sliders' ends hold
     assert max(figure.read().bias[2:]) <= 3

@@ -32,7 +32,7 @@ SET = """(figure, wanted) => {
     for (const [name, value] of wanted) {
         const form = [...figure.querySelectorAll("form")].find(f => name in f.elements);
         form.elements[name][typeof value === "boolean" ? "checked" : "value"] = value;
-        form.dispatchEvent(new Event("input"));
+        for (const type of ["input", "change"]) form.dispatchEvent(new Event(type));
     }
 }"""
 NUMBER = re.compile(r"-?(?:\d*\.?\d+(?:e-?\d+)?|∞)")
@@ -100,17 +100,22 @@ class Figure:
         data = {name: kept(value) for name, value in found["data"]}
         return SimpleNamespace(**data | found["shown"])
 
+    # What a reader does gives the figure back: `assert_right(figure.press("reset"))`.
+
     def set(self, **wanted):
         """Move sliders, choose and check, by the names in the figure's forms."""
         self.evaluate(SET, list(wanted.items()))
+        return self
 
     def click(self, css):
         """At once, whatever may cover it: for those who walk over all settings."""
         self.evaluate("(figure, css) => figure.querySelector(css).click()", css)
+        return self
 
     def press(self, name, times=1):
         for _ in range(times):
             self.root.get_by_role("button", name=name, exact=True).click()
+        return self
 
     def control(self, label):
         controls = self.root.locator("input, [role=slider]")
@@ -118,6 +123,7 @@ class Figure:
 
     def fill(self, label, value):
         self.control(label).fill(str(value))
+        return self
 
     def keys(self, *keys, at=None):
         """Press keys at the control of that name, or else where the focus is."""
@@ -125,6 +131,7 @@ class Figure:
             self.control(at).focus()
         for key in keys:
             self.page.keyboard.press(key)
+        return self
 
     def place(self, css, *at):
         """Where a point of a drawing is on the page, or the middle of an element."""
@@ -143,3 +150,4 @@ class Figure:
         for place in places[1:]:
             self.page.mouse.move(*place, steps=3)
         self.page.mouse.up()
+        return self

@@ -1,11 +1,11 @@
 """The pages of the site, and what the looks of one depend on."""
 
-import json
 import re
 from pathlib import Path
 
 import yaml
 
+from bookkit.chapters import read_chapters
 from bookkit.grammar import CHAPTER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,24 +27,15 @@ PAGES = pages_of_toc()
 CHAPTERS = [page for page in PAGES if CHAPTER.match(page)]
 
 
-def cells_of(chapter, kind):
-    notebook = json.loads((BOOK / f"{chapter}.ipynb").read_text("utf-8"))
-    return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
+BY_NAME = {chapter.name: chapter for chapter in read_chapters(ROOT)}
 
 
-def words(chapter):
-    return "\n".join("".join(cell["source"]) for cell in cells_of(chapter, "markdown"))
-
-
-def code_cells(chapter):
+def code_cells(name):
     """(id, source, tags) of every code cell of a chapter."""
+    chapter = BY_NAME[name]
     return [
-        (
-            f"cell-{chapter.partition('_')[0]}-{cell['id']}",
-            "".join(cell["source"]),
-            cell["metadata"].get("tags", []),
-        )
-        for cell in cells_of(chapter, "code")
+        (f"cell-{chapter.key}-{cell.id}", cell.source, cell.metadata.get("tags", []))
+        for cell in chapter.code_cells
     ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bookkit.grammar import EQUATION
-from frame import CHAPTERS, FRAME, PAGES, code_cells, source_of, words
+from frame import BY_NAME, CHAPTERS, FRAME, PAGES, code_cells, source_of
 from site_browser import SCREENS, screens, serve
 
 MAX_PAGE_BYTES = 500_000  # without MathJax
@@ -160,7 +160,7 @@ def check_length_and_marks(page, chapter):
     places = page.eval_on_selector_all(
         ".eq-mark", "all => all.map(a => a.getAttribute('href'))"
     )
-    labels = [match[2] for match in EQUATION.finditer(words(chapter)) if match[2]]
+    labels = [match[2] for match in EQUATION.finditer(BY_NAME[chapter].prose) if match[2]]
     assert len(places) == len(labels)
     for place in sorted({place for place in places if place.startswith("#")}):
         page.evaluate("place => { location.hash = place; }", place)
@@ -224,13 +224,3 @@ def test_search_finds_softmax(readers, origin):
     found = reader.page.locator("#search-results a[href^='01_scaled_dot_product.html']")
     found.first.wait_for(timeout=PATIENCE)
     assert not reader.problems, "\n".join(reader.problems)
-
-
-def test_contents_open_on_a_phone(readers):
-    reader = readers["served"]
-    reader.open(f"{CHAPTERS[0]}.html", 360)
-    link = reader.page.locator(f".contents a[href='{CHAPTERS[1]}.html']")
-    assert not link.is_visible()
-    reader.page.click(".menu-button")
-    link.click()
-    reader.page.wait_for_url(f"**/{CHAPTERS[1]}.html")

@@ -11,8 +11,7 @@ import re
 import sys
 from functools import cache
 from importlib import metadata
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import nbformat
@@ -27,14 +26,13 @@ import build_book
 from address import address
 from bookkit.chapters import BookError, Chapter, read_chapters
 from bookkit.grammar import CHAPTER
-from editions import colab, offline_zip, pdf
+from editions import colab, offline_zip, pdf, workbook
 from editions.colab import edition, write_editions
 from editions.plain import Plain
 from editions.setup_cell import needed_files
 from release import versions
-from tiny_book import refused
+from tiny_book import ROOT, refused
 
-ROOT = Path(__file__).resolve().parents[2]
 ACTIONS = {
     "GITHUB_REPOSITORY": "Owner/book",
     "GITHUB_SHA": "0123456789" * 4,
@@ -48,7 +46,6 @@ NAMES = [name for name in FILES if CHAPTER.match(name)]
 LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])+)\]\((https://owner\.github\.io/book/[^)]*)\)")
 
 each_chapter = pytest.mark.parametrize("name", NAMES)
-each_edition = pytest.mark.parametrize("kind", ["published", "local"])
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +111,10 @@ SPHINX = {
 }
 
 
-@each_edition
 @each_chapter
-def test_a_notebook_stands_alone(editions, kind, name):
+def test_a_notebook_stands_alone(editions, name):
     """It is valid, without Sphinx, and reads only what its first cell has written."""
-    notebook = read(editions[kind], name)
+    notebook = read(editions["published"], name)
     nbformat.validate(notebook)
     first, *cells = notebook.cells
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
@@ -138,33 +134,24 @@ def test_a_notebook_stands_alone(editions, kind, name):
 
 
 @each_chapter
-def test_equations_have_the_numbers_of_the_site(editions, site, name):
-    shown = [
-        re.search(r"\((.+)\)", number.get_text())[1]
-        for number in article(site, name).select("div.math[id] > .eqno")
-    ]
-    tags = re.findall(r"\\tag\{(.*?)\}", "\n".join(markdown(read(editions["local"], name))))
-    assert tags == shown
-    assert len(tags) == len(set(tags)) and (tags or not name[0].isdigit())
-
-
-@each_chapter
-def test_references_are_those_of_the_site(editions, site, name):
-    """Equations, figures and citations: the same text to the same place, in order."""
+def test_equations_and_references_are_those_of_the_site(editions, site, name):
+    """Numbers, and the same text to the same place, in order; also of citations."""
+    eqno = article(site, name).select("div.math[id] > .eqno")
+    shown = [re.search(r"\((.+)\)", number.get_text())[1] for number in eqno]
+    *texts, closing = markdown(read(editions["published"], name))
+    text = "\n\n".join(texts)
+    assert re.findall(r"\\tag\{(.*?)\}", text) == shown
+    assert len(shown) == len(set(shown)) and (shown or not name[0].isdigit())
     shown = []
     for link in article(site, name).select("a.reference.internal[href*='#']"):
         page, _, anchor = link["href"].partition("#")
-        shown.append((link.get_text(), f"{page or f'{name}.html'}#{anchor}"))
-    *texts, closing = markdown(read(editions["published"], name))
-    found = [
-        (text.replace("*", ""), url.removeprefix(PUBLISHED.site))
-        for text, url in LINK.findall("\n\n".join(texts))
-        if "#" in url
-    ]
-    assert found == shown
-    assert LINK.findall(closing) == [
-        ("*Attention, derived*", f"{PUBLISHED.site}{name}.html")
-    ]
+        shown.append(
+            (link.get_text(), f"{PUBLISHED.site}{page or f'{name}.html'}#{anchor}")
+        )
+    links = [(said.replace("*", ""), url) for said, url in LINK.findall(text)]
+    assert [link for link in links if "#" in link[1]] == shown
+    home = f"{PUBLISHED.site}{name}.html"
+    assert LINK.findall(closing) == [("*Attention, derived*", home)]
 
 
 @each_chapter
@@ -260,7 +247,9 @@ class Machine:
         monkeypatch.setattr(metadata, "distribution", distribution)
         monkeypatch.chdir(folder)
 
-    def run(self, source):
+    def run(self, folder, name=NAMES[0]):
+        source = read(folder, name).cells[0].source
+        self.asked.clear()
         shell = SimpleNamespace(run_line_magic=lambda name, line: self.asked.append(line))
         names = {"get_ipython": lambda: shell}
         exec(TransformerManager().transform_cell(source), names)
@@ -281,11 +270,11 @@ INSTALLED = {  # version, direct_url.json, and whether it is installed again
 }
 
 
-@pytest.mark.parametrize("state", INSTALLED)
-def test_setup_installs_this_commit(editions, monkeypatch, tmp_path, state):
-    version, origin, again = INSTALLED[state]
-    first = read(editions["published"], NAMES[0]).cells[0]
-    asked = Machine(monkeypatch, tmp_path, version, origin).run(first.source)
+@pytest.mark.parametrize(("version", "origin", "again"), INSTALLED.values(), ids=INSTALLED)
+def test_setup_installs_this_commit(
+    editions, monkeypatch, tmp_path, version, origin, again
+):
+    asked = Machine(monkeypatch, tmp_path, version, origin).run(editions["published"])
     wanted = f'install --quiet "attnlib @ {PUBLISHED.archive}" matplotlib'
     assert asked == ([wanted] if again else [])
 
@@ -293,15 +282,13 @@ def test_setup_installs_this_commit(editions, monkeypatch, tmp_path, state):
 def test_setup_without_an_address_installs_a_wheel_or_the_version(
     editions, monkeypatch, tmp_path
 ):
-    source = read(editions["local"], NAMES[0]).cells[0].source
-    machine = Machine(monkeypatch, tmp_path)
-    assert machine.run(source) == [f'install --quiet "attnlib=={VERSION}" matplotlib']
+    machine, local = Machine(monkeypatch, tmp_path), editions["local"]
+    assert machine.run(local) == [f'install --quiet "attnlib=={VERSION}" matplotlib']
     wheel = tmp_path / f"attnlib-{VERSION}-py3-none-any.whl"
     wheel.touch()
     (tmp_path / "attnlib-9.9-py3-none-any.whl").touch()
-    machine.asked.clear()
-    assert machine.run(source) == [f'install --quiet "{wheel}" matplotlib']
-    assert not Machine(monkeypatch, tmp_path, VERSION).run(source)
+    assert machine.run(local) == [f'install --quiet "{wheel}" matplotlib']
+    assert not Machine(monkeypatch, tmp_path, VERSION).run(local)
 
 
 LIBRARIES = {
@@ -313,12 +300,11 @@ LIBRARIES = {
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_setup_installs_the_libraries_of_the_chapter(editions, monkeypatch, tmp_path, name):
-    first = read(editions["published"], name).cells[0]
-    asked = Machine(monkeypatch, tmp_path, VERSION, HERE).run(first.source)
-    found = [word for line in asked for word in re.findall(r'"(\w+)>=', line)]
-    assert found == LIBRARIES[name]
-    asked = Machine(monkeypatch, tmp_path, "9999.0").run(first.source)
-    assert not [line for line in asked if ">=" in line], "what is here stays"
+    published = editions["published"]
+    asked = Machine(monkeypatch, tmp_path, VERSION, HERE).run(published, name)
+    assert re.findall(r'"(\w+)>=', "\n".join(asked)) == LIBRARIES[name]
+    asked = Machine(monkeypatch, tmp_path, "9999.0").run(published, name)
+    assert ">=" not in "\n".join(asked), "what is here stays"
 
 
 @each_chapter
@@ -328,27 +314,17 @@ def test_setup_is_on_top_and_writes_the_files(editions, monkeypatch, tmp_path, n
     assert first.source.startswith("# @title Setup: run this cell first\n")
     assert first.metadata.cellView == "form" and first.metadata.jupyter.source_hidden
     assert sum("%pip" in cell.source for cell in notebook.cells) == 1
-    Machine(monkeypatch, tmp_path, VERSION).run(first.source)
+    Machine(monkeypatch, tmp_path, VERSION).run(editions["published"], name)
     text = "\n".join(cell.source for cell in code(original(name)))
     read_by_chapter = set(re.findall(r'"(_static/[^"]+|\.\./[^"]+)"', text))
     assert read_by_chapter or not name[0].isdigit()
-    written = {
-        path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
-    }
-    assert written == {
-        Path(file).name: (ROOT / "book" / file).read_bytes() for file in read_by_chapter
-    }
+    there = [path for path in tmp_path.rglob("*") if path.is_file()]
+    needed = [ROOT / "book" / file for file in read_by_chapter]
+    written, wanted = ({p.name: p.read_bytes() for p in of} for of in (there, needed))
+    assert written == wanted
 
 
 # ── what the chapters do not have today ──────────────────────────────────────────────
-
-
-def converted(plain, *cells):
-    for number, cell in enumerate(cells):
-        cell.id = f"c{number}"
-    return edition(
-        Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=cells)), plain, ""
-    )
 
 
 @each_chapter
@@ -393,20 +369,27 @@ REFUSED = [
 ]
 
 
+def chapter(*cells):
+    for number, cell in enumerate(cells):
+        cell.id = f"c{number}"
+    return Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=cells))
+
+
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_cannot_be_turned_is_refused(plain, text):
     with pytest.raises(BookError, match=r"book/15_x\.ipynb, cell c1: .*"):
-        converted(plain, new_markdown_cell("# T"), new_markdown_cell(text))
+        edition(chapter(new_markdown_cell("# T"), new_markdown_cell(text)), plain, "")
 
 
 def test_a_file_that_is_missing_is_refused():
-    cell = new_code_cell('open("_static/missing.json")')
-    chapter = Chapter(ROOT / "book" / "15_x.ipynb", new_notebook(cells=[cell]))
     with pytest.raises(BookError, match=r"no file _static/missing\.json"):
-        needed_files(chapter)
+        needed_files(chapter(new_code_cell('open("_static/missing.json")')))
 
 
-@pytest.mark.parametrize("tool", [colab, offline_zip, pdf], ids=lambda tool: tool.__name__)
+TOOLS = [colab, offline_zip, pdf, workbook]
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 def test_the_site_is_built_if_it_is_missing(tool, monkeypatch, tmp_path):
     called = []
     failed = SimpleNamespace(returncode=1)
@@ -414,18 +397,20 @@ def test_the_site_is_built_if_it_is_missing(tool, monkeypatch, tmp_path):
     assert refused(tool, tmp_path, str(tmp_path / "out")) == "the book does not build"
     assert called == [[sys.executable, str(tmp_path / "tools" / "build_book.py")]]
     assert not (tmp_path / "out").exists()
-
-
-def test_a_book_that_is_not_built_is_refused(tmp_path):
-    with pytest.raises(BookError, match=r"run python tools build_book"):
-        Plain(tmp_path, None)
+    done = tmp_path / "_build" / "html" / ".sources"
+    done.parent.mkdir(parents=True)
+    done.touch()
+    build_book.build_if_missing(tmp_path)
+    assert len(called) == 1
 
 
 def test_the_numbers_are_those_of_the_site_just_built(site, monkeypatch, tmp_path):
     done = SimpleNamespace(returncode=0)  # here it builds nothing, so none can be found
     monkeypatch.setattr(build_book.subprocess, "run", lambda *args, **options: done)
     monkeypatch.setattr(sys, "argv", ["build_book.py", "--into", str(tmp_path)])
-    with pytest.raises(BookError, match="the book is not built"):
+    with pytest.raises(
+        BookError, match="the book is not built: run python tools build_book"
+    ):
         build_book.main()
 
 
@@ -457,21 +442,15 @@ def test_the_address_comes_from_the_environment():
     assert own.site == "https://owner.github.io/"
     assert address({}) is None
     assert address(ACTIONS | {"GITHUB_SERVER_URL": "https://git.example.org"}) is None
-
-
-@pytest.mark.parametrize("name", ["GITHUB_REPOSITORY", "GITHUB_SHA"])
-def test_half_an_address_is_refused(name):
-    with pytest.raises(ValueError, match="whole commit"):
-        address(ACTIONS | {name: "short"})
+    for name in ("GITHUB_REPOSITORY", "GITHUB_SHA"):  # half an address
+        with pytest.raises(ValueError, match="whole commit"):
+            address(ACTIONS | {name: "short"})
 
 
 def test_no_other_file_knows_the_address():
     """One place: nothing else reads GitHub's variables, or names a repository."""
-    files = [
-        *ROOT.glob("*.*"),
-        *(ROOT / "tools").rglob("*.*"),
-        *(ROOT / "book").rglob("*.*"),
-    ]
+    rooms = (ROOT / "tools").rglob("*.*"), (ROOT / "book").rglob("*.*")
+    files = chain(ROOT.glob("*.*"), *rooms)
     for path in files:
         if path.suffix in {".py", ".yml", ".toml", ".md", ".html", ".js", ".cff"}:
             text = path.read_text("utf-8")

@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tiny_book import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 RECORD = BENCHMARKS / "results" / "mutants.json"
 REASONS = BENCHMARKS / "mutants_equivalent.toml"
 

@@ -55,10 +55,15 @@ def chapter(root, code=CODE, text="Words.\n<!-- eq-a | here | attnlib.one -->", 
 
 def keys(root):
     """Of the chapter as a whole, of its run, of its code, and of a program."""
-    proofs = Proofs(root)
-    parts = ("book/01_one.ipynb", "book/01_one.ipynb#run", "book/01_one.ipynb#code")
-    made = [proofs.key([part]) for part in (*parts, "tools/room/show.py")]
-    return dict(zip(("whole", "run", "code", "program"), made, strict=True))
+    proofs, chapter = Proofs(root), "book/01_one.ipynb"
+    parts = {"w": chapter, "r": f"{chapter}#run", "c": f"{chapter}#code"}
+    parts |= {"p": "tools/room/show.py"}
+    return {letter: proofs.key([part]) for letter, part in parts.items()}
+
+
+def changed(root, before):
+    """The first letters of those that are others now."""
+    return {letter for letter, key in keys(root).items() if key != before[letter]}
 
 
 EDITS = {
@@ -79,15 +84,14 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_changes_the_keys_of_what_depends_on_it(house, edit):
-    (name, old, new), changed = EDITS[edit]
+@pytest.mark.parametrize(("edit", "changes"), EDITS.values(), ids=EDITS)
+def test_an_edit_changes_the_keys_of_what_depends_on_it(house, edit, changes):
+    name, old, new = edit
     before, path = keys(house), house / name
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    after = keys(house)
-    assert {kind[0] for kind in after if after[kind] != before[kind]} == {*changed}
+    assert changed(house, before) == {*changes}
 
 
 HELP = """
@@ -166,13 +170,11 @@ CHAPTERS = {
 }
 
 
-@pytest.mark.parametrize("edit", CHAPTERS)
-def test_a_part_of_a_chapter_counts_for_what_it_does(house, edit):
-    given, changed = CHAPTERS[edit]
+@pytest.mark.parametrize(("given", "changes"), CHAPTERS.values(), ids=CHAPTERS)
+def test_a_part_of_a_chapter_counts_for_what_it_does(house, given, changes):
     before = keys(house)
     chapter(house, **given)
-    after = keys(house)
-    assert {kind[0] for kind in after if after[kind] != before[kind]} == {*changed}
+    assert changed(house, before) == {*changes}
 
 
 def test_what_is_not_there_is_refused(house):
@@ -232,11 +234,15 @@ def suite(tmp_path):
     return tmp_path
 
 
+def tried(suite, *options):
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:nbval", *options]
+    return subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
+
+
 def ran(suite, *options):
     """The tests that ran, each with what became of it."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:nbval", *options]
-    done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
-    return dict(re.findall(r"(test_\w+(?:\[\w+\])?) (PASSED|FAILED)", done.stdout))
+    said = tried(suite, *options).stdout
+    return dict(re.findall(r"(test_\w+(?:\[\w+\])?) (PASSED|FAILED)", said))
 
 
 @many
@@ -275,9 +281,7 @@ def test_a_proof_of_two_tests_wants_both(suite):
     assert len(read_record(suite)) == 38
     ran(suite, "--prove", "-k", "test_number")
     assert len(read_record(suite)) == 38
-    command = [sys.executable, "-m", "pytest", "-p", "no:nbval", "--prove", "tests"]
-    done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
-    assert "--prove takes no files" in done.stderr
+    assert "--prove takes no files" in tried(suite, "--prove", "tests").stderr
 
 
 @many
@@ -311,9 +315,7 @@ def test_side_by_side_it_is_the_same(suite):
     assert len(ran(suite, *side, "--prove")) == 0  # the lines of workers are others
     assert len(read_record(suite)) == 40
     (suite / "data" / "30.txt").write_text("bad")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", *side]
-    done = subprocess.run(command, cwd=suite, capture_output=True, encoding="utf-8")
-    assert "FAILED tests/test_numbers.py::test_number[30]" in done.stdout
+    assert "FAILED tests/test_numbers.py::test_number[30]" in tried(suite, *side).stdout
 
 
 @many
@@ -322,11 +324,10 @@ def test_what_is_skipped_in_ci_has_to_be_known(suite, monkeypatch, ci):
     """Of all tests, that is: what is skipped every night runs nowhere."""
     monkeypatch.setenv("CI", ci)
     (suite / "second").write_text("none")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", "-k", "quick"]
     for options, code in (([], 0), (["--everything"], 1 if ci else 0)):
-        done = subprocess.run([*command, *options], cwd=suite, capture_output=True)
+        done = tried(suite, "-k", "quick", *options)
         assert done.returncode == code, done.stdout
-    assert (b"runs nowhere: Skipped: no such thing here" in done.stdout) is bool(ci)
+    assert ("runs nowhere: Skipped: no such thing here" in done.stdout) is bool(ci)
 
 
 @many

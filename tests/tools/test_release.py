@@ -15,8 +15,8 @@ import pytest
 import attnlib
 import release
 from bookkit.chapters import BookError
+from tiny_book import ROOT, edit
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKED = ["attnlib", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"]
 MODULES = {
     path.relative_to(ROOT).as_posix()
@@ -45,16 +45,7 @@ def root(tmp_path):
     return copied
 
 
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
 # ── versions ─────────────────────────────────────────────────────────────────────────
-
-
-def test_one_version_everywhere():
-    assert set(release.versions(ROOT).values()) == {attnlib.__version__}
 
 
 def test_notes_are_those_of_the_version(root):

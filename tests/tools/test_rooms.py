@@ -42,11 +42,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "path",
-    PROGRAMS,
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs_by_its_path_too(path):
     run = subprocess.run([sys.executable, path, "--help"], capture_output=True, cwd="/")
     assert run.returncode == 0, run.stderr.decode()

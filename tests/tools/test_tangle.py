@@ -162,31 +162,26 @@ def test_tangle_refuses(tmp_path, cells, message):
     assert not (tmp_path / "attnlib").exists()
 
 
-SECOND = [
-    (["# B", MORE + "import os"], "02_b.ipynb, cell c1: move `import os`"),
-    (["# B", MORE + "half = 2"], "half is already defined in book/01_a.ipynb, cell c1"),
-    (["# B", LATER.replace("half", "third")], "attnlib/base.py does not define third"),
-    (["## B", A], "02_b.ipynb: no title"),
+BESIDE = [
+    ("02_b", ["# B", MORE + "import os"], "02_b.ipynb, cell c1: move `import os`"),
+    ("02_b", ["# B", MORE + "half = 2"], "half is already defined in book/01_a.ipynb, ce"),
+    ("02_b", ["# B", LATER.replace("half", "third")], "base.py does not define third"),
+    ("02_b", ["## B", A], "02_b.ipynb: no title"),
+    ("00_b", ["# B", LATER], "attnlib/base.py comes later, in chapter 1"),
+    ("01_b", ["# B"], "01_a.ipynb and book/01_b.ipynb have the same number"),
 ]
 
 
-@pytest.mark.parametrize(("cells", "message"), SECOND)
-def test_tangle_refuses_a_second_chapter(tmp_path, cells, message):
+@pytest.mark.parametrize(("name", "cells", "message"), BESIDE)
+def test_tangle_refuses_beside_another_chapter(tmp_path, name, cells, message):
     write(tmp_path / "book/01_a.ipynb", "# A", BASE)
-    write(tmp_path / "book/02_b.ipynb", *cells)
+    write(tmp_path / f"book/{name}.ipynb", *cells)
     assert message in refused(tangle, tmp_path)
 
 
-def test_tangle_refuses_chapters_out_of_order(tmp_path):
-    write(tmp_path / "book/01_a.ipynb", "# A", BASE)
-    write(tmp_path / "book/00_b.ipynb", "# B", LATER)
-    assert "attnlib/base.py comes later, in chapter 1" in refused(tangle, tmp_path)
-    write(tmp_path / "book/01_b.ipynb", "# B")
-    assert "01_a.ipynb and book/01_b.ipynb have the same number" in refused(
-        tangle, tmp_path
-    )
-    (tmp_path / "book/00_b.ipynb").write_text("{")
-    assert "book/00_b.ipynb: not a notebook" in refused(tangle, tmp_path)
+def test_tangle_refuses_what_is_no_notebook(root):
+    (root / "book/02_second.ipynb").write_text("{")
+    assert "book/02_second.ipynb: not a notebook" in refused(tangle, root)
 
 
 def test_a_later_chapter_may_add_to_a_module(tmp_path, capsys):

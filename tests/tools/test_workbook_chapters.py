@@ -71,8 +71,7 @@ def test_right_answers_of_another_kind_pass(folder, ours, key):
 
 
 @pytest.mark.costly(
-    *("named/{key}", *WORK),
-    *("book/workbook/{key}_*.json", "book/faults/{key}_*.toml"),
+    *("named/{key}", *WORK), *("book/workbook/{key}_*.json", "book/faults/{key}_*.toml")
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="mistakes are entered in forks")
 @pytest.mark.parametrize("key", RECORDED)
