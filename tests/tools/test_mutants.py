@@ -1,5 +1,6 @@
 """The tool that plants faults in the package tells which of them the tests notice."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_a_mutant_that_no_test_notices_is_told(tmp_path):
         "three: larger: return a if a > b else b: a > b → a >= b",
         "three: 3 of 4 mutants noticed",
     ], done.stdout + done.stderr
+
+
+def test_each_operator_of_the_package_can_be_changed(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from changes import SWAPS
+
+    trees = (ast.parse(path.read_text("utf-8")) for path in ROOT.glob("attnlib/**/*.py"))
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    operators = {type(node) for node in nodes if isinstance(node, ast.operator | ast.cmpop)}
+    assert operators and operators <= SWAPS.keys()
 
 
 def survivors():
