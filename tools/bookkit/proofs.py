@@ -51,7 +51,7 @@ class Proofs:
         """The hash of files, which patterns from the root name, and of some texts.
 
         `book/01.ipynb#code` is a chapter's code alone, `#run` its code and outputs;
-        `tests/book/test_it.py#test_it` is a test with what it uses of its file.
+        `tests/book/test_faults.py#test_some_are_planted_alone` is a test with what it uses.
 
         Raises:
             FileNotFoundError: a pattern finds nothing.
