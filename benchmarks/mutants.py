@@ -27,6 +27,7 @@ from typing import Any
 
 import coverage
 import pytest
+import torch
 from changes import Mutant, mutants, plant
 from hypothesis import Phase, settings
 from paired import write_record
@@ -194,6 +195,7 @@ def main() -> int:
     tests = sorted((root / "tests").rglob("test_*.py"))
     tests = [str(file) for file in tests if imports_package(file)]
     os.chdir(root)
+    torch.set_num_threads(1)  # a fork would wait for ever for threads that it has not
     sys.path.insert(0, str(root))
     trial = Trial(root, names, args.jobs, args.sample)
     plain = ["-o", "addopts=", "-p", "no:nbval", "-p", "no:cacheprovider", "-qs"]

@@ -24,11 +24,16 @@ FREEZES = """import gc
 def pytest_collection_finish():
     gc.freeze()
 """
-TESTS = """from attnlib.three import larger
+# At least two threads, one of which a fork would wait for.
+TESTS = """import torch
+from attnlib.three import larger
+
+ONES = torch.ones(300, 300).tril()
 
 
 def test_larger():
     assert larger(0) == 1 and larger(2, 1) == 2
+    assert ONES.tril().sum() == ONES.sum()
 """
 
 
@@ -44,7 +49,9 @@ def test_a_mutant_that_no_test_notices_is_told(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     tool = [sys.executable, str(BENCHMARKS / "mutants.py"), "--root", str(tmp_path)]
-    done = subprocess.run([*tool, "--show"], capture_output=True, encoding="utf-8")
+    done = subprocess.run(
+        [*tool, "--show"], capture_output=True, encoding="utf-8", timeout=100
+    )
     told = [line for line in done.stdout.splitlines() if line.startswith("three: ")]
     assert told == [
         "three: larger: return a if a > b else b: a > b → a >= b",
