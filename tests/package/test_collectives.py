@@ -326,8 +326,9 @@ def test_a_rank_that_fails_is_named_and_nobody_is_left(how, said, tmp_path):
     if said is None:
         assert parallel.run(ends, 3, how, str(path), timeout=20) == [0, 1, 2]
     else:
+        late = how in ("never comes", "leaves")  # if one fails, the others get no more time
         with pytest.raises(parallel.RankError) as caught:
-            parallel.run(ends, 3, how, str(path), timeout=2)
+            parallel.run(ends, 3, how, str(path), timeout=2 if late else 20)
         assert all(words in str(caught.value) for words in said)
         assert how == "leaves" or caught.value.ranks == [1]
     assert time.monotonic() - start < 5
