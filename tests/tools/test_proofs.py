@@ -120,6 +120,7 @@ def test_it(given):
 def test_another():
     assert other() and MORE
 """
+INTO = "import os\nos.environ['A'] = 'b'"
 AUTO = "@pytest.fixture(autouse=True)\ndef auto():\n    pass"
 IN_TESTS = {
     "the test": ("test_a.py", "assert helped()", "assert not helped()", True),
@@ -128,6 +129,7 @@ IN_TESTS = {
     "a fixture for all": ("test_a.py", "other() and MORE", f"1\n\n{AUTO}", True),
     "a mark for all": ("test_a.py", "MORE = [3]", "MORE = [3]\npytestmark = []", True),
     "what runs at once": ("test_a.py", "MORE = [3]", "MORE = [3]\nprint(1)", True),
+    "what it writes into": ("test_a.py", "MORE = [3]", f"MORE = [3]\n{INTO}", True),
     "a helper": ("help.py", "return two()", "return 3", True),
     "what that one imports": ("help.py", "import two", "import one as two", True),
     "another test": ("test_a.py", "other() and MORE", "MORE", False),
@@ -175,6 +177,16 @@ def test_a_part_of_a_chapter_counts_for_what_it_does(house, given, changes):
     before = keys(house)
     chapter(house, **given)
     assert changed(house, before) == {*changes}
+
+
+def test_a_part_of_a_chapter_is_no_name_in_it(house):
+    """What the chapter imports counts, though it defines a `run` that uses nothing."""
+    use = "from attnlib import one\n\ndef use():\n    return one()\n\nrun = code = 1"
+    chapter(house, code=use)
+    before = keys(house)
+    write_text(house / "attnlib" / "base.py", "base = 2\n")
+    after = keys(house)
+    assert {kind[0] for kind in after if after[kind] != before[kind]} == {*"wrc"}
 
 
 def test_what_is_not_there_is_refused(house):

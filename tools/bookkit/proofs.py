@@ -112,15 +112,15 @@ class Proofs:
         path = self.root / name
         if path.suffix not in (".py", ".ipynb"):
             return set()
-        taken = {pair for one in self.part(path, part) for pair in one.imports}
+        chapter = path.suffix == ".ipynb"  # whose parts are no names
+        body = self.statements(path) if chapter else self.part(path, part)
+        taken = {pair for one in body for pair in one.imports}
         found = {(self.find(*pair), pair[1]) for pair in taken}
-        if path.suffix == ".ipynb":
+        if chapter:
             files = FILE.findall("\n".join(sources(path, "code")))
             found |= {(path.parent.joinpath(file).resolve(), None) for file in files}
-        there = ((self.name(file), name) for file, name in found if file and file.is_file())
-        return {
-            (file, name or "" if file.startswith(TESTS) else "") for file, name in there
-        }
+        there = ((self.name(file), of) for file, of in found if file and file.is_file())
+        return {(file, (of or "") if file.startswith(TESTS) else "") for file, of in there}
 
     def find(self, module: str, name: str | None) -> Path | None:
         """The file that defines a module, or a name of it; None if it is not ours."""
@@ -200,13 +200,14 @@ def statement(node: ast.stmt) -> Statement:
 
 
 def names_defined(node: ast.stmt) -> set[str]:
-    """What a statement of a file defines there."""
+    """What a statement of a file defines there; not what it writes into, as os.environ."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         inside = (inner for target in targets for inner in ast.walk(target))
-        return {inner.id for inner in inside if isinstance(inner, ast.Name)}
+        names = (inner for inner in inside if isinstance(inner, ast.Name))
+        return {name.id for name in names if isinstance(name.ctx, ast.Store)}
     return {node.name} if hasattr(node, "name") else set()
 
 
