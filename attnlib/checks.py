@@ -4,6 +4,7 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
@@ -54,7 +55,11 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def refuse_bad_inputs(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    enable_gqa: bool = False,
 ) -> None:
     """Refuses what an attention can't compute, before any arithmetic.
 
@@ -63,6 +68,7 @@ def refuse_bad_inputs(
         key: expected (..., M, d_k), dtype, device and leading dimensions of query.
         value: expected (..., M, d_v), likewise.
         mask: expected to broadcast to (..., N, M), boolean or of the dtype of query.
+        enable_gqa: whether query may have a multiple of the heads of key and value.
 
     Raises:
         TypeError: not a tensor, not floating point, or a mixed dtype.
@@ -71,9 +77,31 @@ def refuse_bad_inputs(
     Source: the contract, appendix A.
     """
     if not fit_together(query, key, value):
-        refuse_misfits(query, key, value)
+        like_keys = one_each(query, key) if enable_gqa else query
+        if like_keys is query or not fit_together(like_keys, key, value):
+            refuse_misfits(like_keys, key, value)
     if mask is not None:
         refuse_bad_mask(mask, query, keys=key.shape[-2])
+
+
+def one_each(query: Tensor, key: Tensor) -> Tensor:
+    """The first of the query's heads that share a head of key; query, if none do.
+
+    Raises:
+        ValueError: the number of heads of query is no multiple of those of key.
+
+    Source: chapter 18, eq-grouped-heads; the contract, appendix A.
+    """
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    if not tensors or query.is_nested or key.is_nested:
+        return query
+    if query.dim() < 3 or key.dim() != query.dim() or key.shape[-3] == query.shape[-3]:
+        return query
+    heads, shared = query.shape[-3], key.shape[-3]
+    if shared == 0 or heads % shared:
+        expected = f"key: expected a number of heads that divides {heads}, that of query"
+        raise ValueError(f"{expected}, got {shared}")
+    return query[..., :: heads // shared, :, :] if heads else query
 
 
 def fit_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -181,6 +209,24 @@ def refuse_bad_tokens(
         raise ValueError(f"{name}: expected device {weight.device}, got {x.device}")
     if x.dtype != weight.dtype and not under_autocast(x.device):
         raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
+
+
+def explain_tokens(layer: nn.Module, features: int, **tokens: Tensor) -> None:
+    """Says what is wrong with the tokens of a layer, after PyTorch has refused them.
+
+    Args:
+        layer: the first of its projections, whose parameters have its dtype and device.
+        features: size of the last dimension of the tokens.
+        tokens: by the names of the arguments.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_tokens`; nothing, if it finds nothing.
+
+    Source: the contract, appendix A.
+    """
+    weight = next(layer.parameters())
+    for name, x in tokens.items():
+        refuse_bad_tokens(name, x, features, weight, dims=2)
 
 
 def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
@@ -393,6 +439,67 @@ def require_probability(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise ValueError(expected)
     return value
+
+
+def require_scale(scale: float | Tensor | None) -> float | Tensor | None:
+    """Returns `scale` if it can be a factor on the scores.
+
+    Args:
+        scale: expected `None`, a finite number, or a floating-point tensor.
+
+    Raises:
+        TypeError: anything else, a truth value too, which Python takes for 0 or 1.
+        ValueError: a number that is not finite.
+
+    Source: the contract, appendix A.
+    """
+    if scale is None or (isinstance(scale, Tensor) and scale.is_floating_point()):
+        return scale
+    if isinstance(scale, bool | Tensor) or not isinstance(scale, Real):
+        raise TypeError(
+            f"scale: expected None, a number or a tensor of floats, got {scale!r}"
+        )
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale!r}")
+    return scale
+
+
+def scaled(query: Tensor, scale: float | Tensor | None) -> Tensor:
+    """The query times the factor on the scores, which is 1/√d_k if it is `None`.
+
+    Args:
+        query: shape (..., N, d_k).
+        scale: a number, or a tensor that broadcasts to the query and gets its gradient.
+
+    Raises:
+        ValueError: a tensor that does not broadcast to the query.
+
+    Source: chapter 1, eq-attention; the contract, appendix A.
+    """
+    if scale is None:
+        return query * (1 / math.sqrt(query.shape[-1]))
+    if isinstance(scale, Tensor):
+        if not broadcasts(scale.shape, query.shape):
+            wanted = f"a shape that broadcasts to that of query, {tuple(query.shape)}"
+            raise ValueError(f"scale: expected {wanted}, got {tuple(scale.shape)}")
+        scale = scale.to(query.dtype)
+    return query * scale
+
+
+def positive_scale(
+    query: Tensor, scale: float | Tensor | None
+) -> tuple[Tensor, float | None]:
+    """Query and scale for a kernel that takes one positive number, or `None`.
+
+    A kernel may mask, or look for the maximum, before it multiplies: a factor below 0 turns
+    the order of the scores around, and 0 · -inf is NaN. A tensor may have a gradient. These
+    are multiplied to the query before.
+
+    Source: appendix B; chapter 15, eq-raw-maximum.
+    """
+    if isinstance(scale, Tensor) or (scale is not None and scale <= 0):
+        return scaled(query, scale), 1.0
+    return query, scale
 
 
 def require_flag(name: str, value: bool) -> bool:

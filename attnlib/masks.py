@@ -55,22 +55,6 @@ def window_mask(
     return (i - j).abs() < window
 
 
-def windowed(
-    mask: Mask | None,
-    queries: int,
-    keys: int,
-    window: int | None,
-    device: torch.device | str | None = None,
-) -> Mask | None:
-    """A mask, or none, that forbids as well what lies outside of a window, if there is one.
-
-    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
-    """
-    if window is None:
-        return mask
-    return both_masks(mask, window_mask(queries, keys, window, device))
-
-
 def both_masks(mask: Mask | None, allowed: Bool[Tensor, "queries keys"]) -> Mask:
     """A mask, or none, that forbids as well what a boolean one forbids.
 
@@ -101,6 +85,42 @@ def apply_mask(
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, -torch.inf)
     return scores + mask
+
+
+def one_mask(
+    query: Float[Tensor, "*batch queries d_k"],
+    key: Float[Tensor, "*batch keys d_k"],
+    mask: Mask | None,
+    causal: bool = False,
+    window: int | None = None,
+) -> tuple[Float[Tensor, "..."] | None, Bool[Tensor, "..."] | None]:
+    """One mask of numbers to add to the scores, and which queries may attend to nothing.
+
+    Args:
+        query: shape (..., N, d_k).
+        key: shape (..., M, d_k).
+        mask: broadcasts to (..., N, M); boolean, True = may attend, or floating.
+        causal, window: what is forbidden as well, see `causal_mask` and `window_mask`.
+
+    Returns:
+        The mask, or `None` if it allows every pair: -inf forbids one, but in rows that
+        forbid all, which are 0. And where these rows are, (..., N or 1, 1), or `None` if
+        there are none.
+
+    Source: chapter 1, eq-mask-additive, eq-causal-allowed; chapter 18 for windows.
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    added = mask
+    if causal and queries > 1:  # a single one is the last, which sees every key
+        added = both_masks(added, causal_mask(queries, keys, query.device))
+    if window is not None and window < max(queries, keys):  # else it hides nothing
+        added = both_masks(added, window_mask(queries, keys, window, query.device))
+    if added is not None and added.dtype == torch.bool:
+        added = 1 - added.to(query.dtype).reciprocal()  # 1 - 1/0 is -inf; faster than where
+    if added is None or keys == 0 or (mask is None and queries <= keys):
+        return added, None  # without a mask of its own, each query sees itself
+    empty = added.amax(dim=-1, keepdim=True) == -torch.inf
+    return added.masked_fill(empty, 0.0), empty
 
 
 def padding_mask(

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.checks import as_autocast, broadcasts, refuse_bad_inputs
-from attnlib.masks import Mask, apply_mask
+from attnlib.checks import broadcasts
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -98,16 +97,18 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         self.residual = None if saved is None else torch.empty_like(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def forward(
+    def attend(
         self,
         query: Float[Tensor, "*batch queries d_k"],
         key: Float[Tensor, "*batch keys d_k"],
         value: Float[Tensor, "*batch keys d_v"],
-        mask: Mask | None = None,
+        mask: Float[Tensor, "..."] | None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
-        """Output and weights; see `BaseAttention.forward`."""
-        query, key, value, mask = as_autocast(query, key, value, mask)
-        refuse_bad_inputs(query, key, value, mask)
+        """Output and weights; see `BaseAttention.attend`.
+
+        Raises:
+            ValueError: the residual is not that of as many keys.
+        """
         if self.residual is not None:
             shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])
             if shape[-1:] != keys[-1:] or not broadcasts(shape, keys):
@@ -116,9 +117,8 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
                     f"shape that broadcasts to {keys}, got {shape}"
                 )
             bias = guidance(self.residual, self.strength, self.floor).to(query)
-            bias = bias.unsqueeze(-2).expand(*query.shape[:-1], keys[-1])
-            mask = bias if mask is None else apply_mask(bias, mask)
-        return super().forward(query, key, value, mask)
+            mask = bias.unsqueeze(-2) if mask is None else bias.unsqueeze(-2) + mask
+        return super().attend(query, key, value, mask)
 
 
 def guidance(

@@ -151,7 +151,6 @@ TYPES = {
     f"{HEAD} Identity()": lambda: heads(nn.Identity()),
     f"{HEAD} a list with 'causal'": lambda: heads([SCALED(), "causal"]),
     f"{MADE} NeedsAName gives: …": lambda: heads(NeedsAName),
-    f"{MADE} BaseAttention gives: …": lambda: heads(BaseAttention),
     "key: …as the weights, got torch.float64": lambda: TWO(X, MEMORY.double()),
     "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
     "lengths: …numbers, got [True, True]": lambda: padding_mask(torch.ones(2) > 0),
