@@ -122,7 +122,7 @@ def fit_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
     q, k, v = query.shape, key.shape, value.shape
     if len(q) < 2 or not q[:-2] == k[:-2] == v[:-2] or len(q) != len(k) or len(q) != len(v):
         return False
-    return q[-1] == k[-1] != 0 and k[-2] == v[-2]
+    return bool(q[-1] == k[-1] != 0 and k[-2] == v[-2])  # also while sizes are symbols
 
 
 def refuse_nested(name: str, tensor: Tensor) -> None:

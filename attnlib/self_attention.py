@@ -68,6 +68,8 @@ class SelfAttention(nn.Module):
         """
         try:
             query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
+            if query.is_meta:  # without data, of which PyTorch takes any
+                explain_tokens(self.W_query, self.d_in, x=x)
             context_vector, attn_weights = self.attention(
                 query, key, value, mask, need_weights=return_weights
             )

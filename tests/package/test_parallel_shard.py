@@ -68,7 +68,7 @@ def heads_equal_one_call(rank, heads, kv_heads, queries, kind, options):
     gradients = torch.autograd.grad(found[0], [*own, *[rows] * learns], mine)
     close(gradients, tuple(y.chunk(ranks, -2)[rank] for y in wanted))
     if sink is None:  # the way without a log-sum-exp
-        plugged = parallel.HeadAttention(**options).attend_groups(*own, rows)
+        plugged = parallel.HeadAttention(**options)(*own, rows)[0]
         close(plugged, found[0])
         close(torch.autograd.grad(plugged, own, mine), gradients[:3])
 
