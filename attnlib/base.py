@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.checks import as_autocast, refuse_bad_inputs
+from attnlib.checks import fitting
 from attnlib.masks import Mask, one_mask
 
 
@@ -78,8 +78,7 @@ class BaseAttention(nn.Module):
             TypeError: a tensor of the wrong or a mixed dtype; see `as_autocast`.
             ValueError: a wrong rank, mismatched shapes or mixed devices.
         """
-        query, key, value, mask = as_autocast(query, key, value, mask)
-        refuse_bad_inputs(query, key, value, mask, enable_gqa)
+        query, key, value, mask = fitting(query, key, value, mask, enable_gqa)
         if not need_weights or type(self).attend is BaseAttention.attend:
             output = self.attend_without_weights(query, key, value, mask)
             if output is not None:

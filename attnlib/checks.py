@@ -76,10 +76,7 @@ def refuse_bad_inputs(
 
     Source: the contract, appendix A.
     """
-    if not fit_together(query, key, value):
-        like_keys = one_each(query, key) if enable_gqa else query
-        if like_keys is query or not fit_together(like_keys, key, value):
-            refuse_misfits(like_keys, key, value)
+    refuse_misfits(one_each(query, key) if enable_gqa else query, key, value)
     if mask is not None:
         refuse_bad_mask(mask, query, keys=key.shape[-2])
 
@@ -104,25 +101,36 @@ def one_each(query: Tensor, key: Tensor) -> Tensor:
     return query[..., :: heads // shared, :, :] if heads else query
 
 
-def fit_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `refuse_misfits` would find nothing, in a fraction of its time.
+def fitting(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Query, key, value and mask as autocast gives them, if an attention can take them.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_inputs`.
 
     Source: the contract, appendix A.
     """
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
-        return False
-    if not isinstance(value, Tensor) or not query.is_floating_point():
-        return False
-    if query.is_nested or key.is_nested or value.is_nested:
-        return False
-    if not (query.dtype == key.dtype == value.dtype):
-        return False
-    if not (query.device == key.device == value.device):
-        return False
-    q, k, v = query.shape, key.shape, value.shape
-    if len(q) < 2 or not q[:-2] == k[:-2] == v[:-2] or len(q) != len(k) or len(q) != len(v):
-        return False
-    return bool(q[-1] == k[-1] != 0 and k[-2] == v[-2])  # also while sizes are symbols
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    tensors = tensors and isinstance(value, Tensor)
+    kind = query.device.type if tensors else "cpu"
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        query, key, value, mask = as_autocast(query, key, value, mask)
+    if not (  # in one look what refuse_bad_inputs looks for one by one
+        tensors
+        and query.is_floating_point()
+        and query.dtype == key.dtype == value.dtype
+        and query.device == key.device == value.device
+        and not (query.is_nested or key.is_nested or value.is_nested)
+        and query.dim() == key.dim() == value.dim() > 1
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        and query.shape[-1] == key.shape[-1] != 0
+        and key.shape[-2] == value.shape[-2]
+    ):
+        refuse_bad_inputs(query, key, value, mask, enable_gqa)
+    elif mask is not None:
+        refuse_bad_mask(mask, query, keys=key.shape[-2])
+    return query, key, value, mask
 
 
 def refuse_nested(name: str, tensor: Tensor) -> None:

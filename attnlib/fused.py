@@ -90,7 +90,8 @@ def attend_fused(
 
     Source: appendix B.
     """
-    query, scale = positive_scale(query, scale)
+    if scale is not None:
+        query, scale = positive_scale(query, scale)
     leading = query.shape[:-2]
     if mask is not None and mask.dim() > 2:
         if len(leading) > 2:

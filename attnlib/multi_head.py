@@ -239,7 +239,8 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        refuse_ambiguous_mask(mask, query)
+        if mask is not None:
+            refuse_ambiguous_mask(mask, query)
         try:
             q = split_heads(self.q_proj(query), self.num_heads)  # (..., h, N, d_k)
             k = split_heads(self.k_proj(key), self.num_kv_heads)  # (..., h, M, d_k)
@@ -254,9 +255,9 @@ class MultiHeadAttention(nn.Module):
         output, weights = self.attention(
             q, k, v, mask, need_weights=need_weights, enable_gqa=shared
         )
-        if isinstance(weights, Tensor):  # of one attention for all heads
-            weights = list(weights.unbind(dim=-3))
-        return self.out_proj(merge_heads(output)), weights
+        one_for_all = isinstance(weights, Tensor)
+        per_head = list(weights.unbind(dim=-3)) if one_for_all else weights
+        return self.out_proj(merge_heads(output)), per_head
 
     def extra_repr(self) -> str:
         """What `print` shows besides the projections and the heads."""
