@@ -1,0 +1,107 @@
+"""The docstrings of an open listing fold, by mouse, by keyboard, without scripts."""
+
+import pytest
+
+from frame import BY_NAME, FRAME, source_of
+from site_browser import serve
+
+CHAPTER, CLASS = "04_projection", "projection"
+LISTING = f"[id='cell-04-{CLASS}'] .cell_input"
+SOURCE = next(c.source for c in BY_NAME[CHAPTER].code_cells if c.id == CLASS)
+CODE = SOURCE.partition("\n")[2].lstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    with serve(site) as served:
+        yield served
+
+
+@pytest.fixture
+def visit(address, browser):
+    contexts = []
+
+    def show(**options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.goto(f"{address}/{CHAPTER}.html")
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+
+
+def is_closed(page):
+    """Whether the class's docstring shows its summary, one line, and how it ends."""
+    listing = page.locator(LISTING)
+    line = listing.locator("summary").first
+    shown = listing.locator("pre").inner_text()
+    assert "acts on each token by itself" in shown and "def forward" in shown
+    return "Args:" not in shown and line.inner_text().rstrip().endswith('source """')
+
+
+each_way = pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "none"])
+SIZES = [(theme, width) for theme in ("light", "dark") for width in (390, 1440)]
+
+
+@pytest.mark.costly("docstrings/{scripts}", *FRAME, lambda **_: source_of(CHAPTER))
+@each_way
+def test_a_docstring_folds_by_mouse_and_by_keyboard(visit, scripts):
+    page = visit(java_script_enabled=scripts)
+    line = page.locator(f"{LISTING} summary").first
+    for turn in (line.click, lambda: line.press("Enter"), lambda: line.press("Space")):
+        closed = is_closed(page)
+        turn()
+        assert is_closed(page) is not closed
+        shown = page.locator(f"{LISTING} pre").inner_text()
+        assert closed is ("in_features: features of an input token." in shown)
+        assert (
+            '""" ' not in line.inner_text() and ('"""' in line.inner_text()) is not closed
+        )
+        page.mouse.move(0, 0)
+
+
+@pytest.mark.costly("docstrings/looks", *FRAME, lambda **_: source_of(CHAPTER))
+def test_a_fold_is_a_line_of_the_code(visit):
+    """As high as its neighbors, no wider than the listing, marked by the focus."""
+    for theme, width in SIZES:
+        page = visit(viewport={"width": width, "height": 900}, color_scheme=theme)
+        listing, line = page.locator(LISTING), page.locator(f"{LISTING} summary").first
+        height = "pre => parseFloat(getComputedStyle(pre).lineHeight)"
+        high = listing.locator("pre").evaluate(height)
+        box, around = line.bounding_box(), listing.bounding_box()
+        assert box["height"] < 1.6 * high
+        assert box["x"] >= around["x"]
+        what = line.locator(".what").bounding_box()
+        assert what["x"] + what["width"] <= around["x"] + around["width"]
+        line.focus()
+        outline = "e => getComputedStyle(e).outlineStyle"
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Tab")
+        assert line.evaluate(outline) != "none"
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide == width
+
+
+@pytest.mark.costly("docstrings/copied", *FRAME, lambda **_: source_of(CHAPTER))
+def test_the_button_copies_the_whole_listing(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    for state in ("closed", "open"):
+        page.locator(f"{LISTING} .highlight").hover()
+        page.locator(f"{LISTING} .copybtn").click()
+        page.locator(f"{LISTING} .copybtn.success").wait_for()
+        copied = page.evaluate("() => navigator.clipboard.readText()")
+        assert copied.rstrip("\n") == CODE, state
+        page.locator(f"{LISTING} .copybtn:not(.success)").wait_for()
+        page.locator(f"{LISTING} summary").first.click()
+
+
+@pytest.mark.costly("docstrings/found", *FRAME, lambda **_: source_of(CHAPTER))
+def test_a_search_opens_the_docstring_and_paper_shows_its_line(visit):
+    page = visit()
+    page.goto(f"{page.url}?highlight=transpose")
+    page.locator(f"{LISTING} details[open] .highlighted").first.wait_for()
+    page = visit()
+    page.emulate_media(media="print")
+    assert is_closed(page)
