@@ -1,4 +1,4 @@
-"""What of an open listing is folded: the sections of its docstrings, and nothing else."""
+"""What of an open listing is folded: its imports, and the sections of its docstrings."""
 
 import re
 from html import unescape
@@ -10,6 +10,7 @@ from pygments.lexers import PythonLexer
 
 from bookkit.chapters import read_chapters
 from bookkit.folds import folds_of, lines_in_view
+from editions.one_page import section_of
 from sphinx_ext.listing import folded
 from tiny_book import ROOT
 
@@ -63,6 +64,16 @@ def test_the_sections_of_docstrings_are_folded():
     assert lines_in_view("x = 1\ny = 2") == 2
 
 
+def test_imports_are_folded_and_those_of_the_package_named():
+    imports = "import math\n\nimport torch\nfrom torch import (\n    Tensor,\n    nn,\n)"
+    (fold,) = folds_of(f'"""A module."""\n\n{imports}\n\nx = 1\n')
+    assert (fold.start, fold.end, fold.indent, fold.ends) == (2, 9, 0, "")
+    assert fold.line == "6 lines: imports"
+    (fold,) = folds_of(f"{imports}\nfrom attnlib.checks import a, b\nimport attnlib.c")
+    assert fold.line == "8 lines: imports; of attnlib a, b"
+    assert folds_of("import math\nx = 1\nimport os\nimport re") == []
+
+
 def test_one_line_is_one_line():
     (fold,) = folds_of('def f():\n    """F.\n\n    Source: chapter 2.\n    """\n')
     assert fold.line == "1 line: source"
@@ -100,3 +111,10 @@ def test_no_line_of_a_listing_is_lost(chapter):
             source = cell.source.partition("\n")[2].strip("\n") + "\n"
             html = re.sub("<summary>.*?</summary>", "", folded(html_of(source)))
             assert text_of(html) == source, chapter.where(cell)
+
+
+def test_on_paper_an_open_listing_stands_whole(tmp_path):
+    pre = f"<pre>{folded(html_of(LISTING))}</pre>"
+    (tmp_path / "page.html").write_text(f"<article>{pre}</article>", encoding="utf-8")
+    article, *_ = section_of("page", tmp_path, set())
+    assert article.get_text() == LISTING

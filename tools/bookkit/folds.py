@@ -1,7 +1,8 @@
-"""What of a listing that stands open is folded on the page: the sections of its docstrings.
+"""What of a listing that stands open is folded on the page: imports, parts of docstrings.
 
 The first paragraphs of a docstring stay in view; from its first section on, `Args:` or
-another of SECTIONS, it is one line, so that the code is not far from the class's name.
+another of SECTIONS, it is one line, so that the code is not far from the class's name. The
+line of the imports names those of the package itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 
 SECTIONS = {
     "Args": "arguments",
@@ -19,17 +21,19 @@ SECTIONS = {
     "Source": "source",
 }
 SECTION = re.compile(rf"\s*({'|'.join(SECTIONS)}):(?: |$)")
+IMPORTS = ast.Import | ast.ImportFrom
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
 class Fold:
-    """Lines of a listing that are folded, the last with the quotes that end a docstring."""
+    """Lines of a listing that are folded."""
 
     start: int  # the first one, counted from 0
     end: int  # behind the last one
     indent: int
-    line: str  # what stands in their place, before the closing quotes
+    line: str  # what stands in their place
+    ends: str = ""  # and behind it: the quotes that end a docstring
 
 
 def folds_of(source: str) -> list[Fold]:
@@ -38,11 +42,25 @@ def folds_of(source: str) -> list[Fold]:
     Raises:
         SyntaxError: it is not Python.
     """
-    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, DOCUMENTED)]
+    tree, lines = ast.parse(source), source.split("\n")
+    nodes = [n for n in ast.walk(tree) if isinstance(n, DOCUMENTED)]
     documented = [n.body[0] for n in nodes if ast.get_docstring(n, clean=False)]
-    lines = source.split("\n")
-    found = (fold_of(lines, said.lineno - 1, said.end_lineno) for said in documented)
+    found = [fold_of(lines, said.lineno - 1, said.end_lineno) for said in documented]
+    found.append(fold_of_imports(lines, tree))
     return sorted(filter(None, found), key=lambda fold: fold.start)
+
+
+def fold_of_imports(lines: list[str], tree: ast.Module) -> Fold | None:
+    """The fold of the imports with which a module begins, if there are several."""
+    others = dropwhile(lambda n: not isinstance(n, IMPORTS), tree.body)
+    imports = list(takewhile(lambda n: isinstance(n, IMPORTS), others))
+    if len(imports) < 2:
+        return None
+    start, end = imports[0].lineno - 1, imports[-1].end_lineno
+    count = sum(bool(line.strip()) for line in lines[start:end])
+    ours = [n for n in imports if (getattr(n, "module", "") or "").startswith("attnlib")]
+    names = ", ".join(alias.name for n in ours for alias in n.names)
+    return Fold(start, end, 0, f"{count} lines: imports{names and '; of attnlib '}{names}")
 
 
 def fold_of(lines: list[str], first: int, end: int) -> Fold | None:
@@ -55,7 +73,7 @@ def fold_of(lines: list[str], first: int, end: int) -> Fold | None:
     while not lines[start - 1].strip():
         start -= 1
     what = ", ".join(SECTIONS[name] for _, name in sections)
-    return Fold(start, end, indent, f"{count} line{'s' * (count > 1)}: {what}")
+    return Fold(start, end, indent, f"{count} line{'s' * (count > 1)}: {what}", '"""')
 
 
 def sections_of(lines: list[str], first: int, end: int) -> Iterator[tuple[int, str]]:

@@ -1,7 +1,7 @@
-"""Folds the sections of the docstrings in a listing of the package that stands open.
+"""Folds imports and the sections of docstrings in a listing that stands open.
 
 The folded lines stand in a ``<details>`` within the code, which needs no script; its
-``<summary>`` ends with the quotes that end the docstring. Copying leaves the summary out
+``<summary>`` ends as a docstring does. Copying leaves the summary out
 (``copybutton_exclude`` in ``_config.yml``).
 """
 
@@ -33,16 +33,16 @@ def folded(html: str) -> str:
 
 
 def summary(fold: Fold) -> str:
-    """The line in place of a fold: what is in it, and the quotes, while it is closed."""
-    said = f'<span class="what">{escape(fold.line)}</span>'
-    quotes = '<span class="sd">&quot;&quot;&quot;</span>'
-    return f"<summary>{' ' * fold.indent}{said} {quotes}</summary>"
+    """The line in place of a fold: what is in it, and how it ends, while it is closed."""
+    said = f'{" " * fold.indent}<span class="what">{escape(fold.line)}</span>'
+    ends = f' <span class="sd">{escape(fold.ends)}</span>' if fold.ends else ""
+    return f"<summary>{said}{ends}</summary>"
 
 
 def fold_listings(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Fold the docstrings of a page's open listings."""
+    """Fold the imports and docstrings of a page's open listings."""
     body = context.get("body", "")
     context["body"] = OPEN.sub(lambda match: match[1] + folded(match[2]), body)
 
