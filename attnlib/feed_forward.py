@@ -51,6 +51,18 @@ class FeedForwardNetwork(nn.Module):
         self.dropout = require_probability("dropout", dropout)
         self.activation = activation
 
+    def forward(
+        self, input: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Output of the shape of input (..., d_model).
+
+        Raises:
+            TypeError: input is not floating point, or not of the dtype of the weights.
+            ValueError: input has not d_model features, or is on another device.
+        """
+        hidden = self.activation(self.linear_1(input))
+        return self.linear_2(F.dropout(hidden, self.dropout, self.training))
+
     @classmethod
     def from_torch(
         cls,
@@ -72,15 +84,3 @@ class FeedForwardNetwork(nn.Module):
         network.linear_1 = Projection.from_linear(linear_1)
         network.linear_2 = Projection.from_linear(linear_2)
         return network
-
-    def forward(
-        self, input: Float[Tensor, "*batch d_model"]
-    ) -> Float[Tensor, "*batch d_model"]:
-        """Output of the shape of input (..., d_model).
-
-        Raises:
-            TypeError: input is not floating point, or not of the dtype of the weights.
-            ValueError: input has not d_model features, or is on another device.
-        """
-        hidden = self.activation(self.linear_1(input))
-        return self.linear_2(F.dropout(hidden, self.dropout, self.training))

@@ -38,6 +38,18 @@ class LayerNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(d_model))
         self.beta = nn.Parameter(torch.zeros(d_model))
 
+    def forward(
+        self, input: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Output of the shape and dtype of input (..., d_model).
+
+        Raises:
+            TypeError: input is not floating point, or not of the dtype of gamma.
+            ValueError: input has not d_model features, or is on another device.
+        """
+        refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
+        return F.layer_norm(input, self.gamma.shape, self.gamma, self.beta, self.eps)
+
     @classmethod
     def from_torch(cls, module: nn.LayerNorm) -> "LayerNorm":
         """A copy of PyTorch's layer.
@@ -60,15 +72,3 @@ class LayerNorm(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of the layer."""
         return f"d_model={len(self.gamma)}, eps={self.eps}"
-
-    def forward(
-        self, input: Float[Tensor, "*batch d_model"]
-    ) -> Float[Tensor, "*batch d_model"]:
-        """Output of the shape and dtype of input (..., d_model).
-
-        Raises:
-            TypeError: input is not floating point, or not of the dtype of gamma.
-            ValueError: input has not d_model features, or is on another device.
-        """
-        refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
-        return F.layer_norm(input, self.gamma.shape, self.gamma, self.beta, self.eps)

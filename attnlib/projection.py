@@ -43,6 +43,20 @@ class Projection(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
+    def forward(
+        self, input: Float[Tensor, "*batch in_features"]
+    ) -> Float[Tensor, "*batch out_features"]:
+        """Output (..., out_features) of input (..., in_features).
+
+        Raises:
+            TypeError: input is not floating point, or not of the dtype of the weights.
+            ValueError: input has not in_features features, or is on another device.
+        """
+        refuse_bad_tokens("input", input, self.in_features, self.W)
+        if self.b is None:
+            return input @ self.W
+        return F.linear(input, self.W.T, self.b)  # input @ W + b in one step
+
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> "Projection":
         """A projection with a copy of the weights of an `nn.Linear`."""
@@ -58,17 +72,3 @@ class Projection(nn.Module):
         """What `print` shows of the layer, as for `nn.Linear`."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.b is not None}"
-
-    def forward(
-        self, input: Float[Tensor, "*batch in_features"]
-    ) -> Float[Tensor, "*batch out_features"]:
-        """Output (..., out_features) of input (..., in_features).
-
-        Raises:
-            TypeError: input is not floating point, or not of the dtype of the weights.
-            ValueError: input has not in_features features, or is on another device.
-        """
-        refuse_bad_tokens("input", input, self.in_features, self.W)
-        if self.b is None:
-            return input @ self.W
-        return F.linear(input, self.W.T, self.b)  # input @ W + b in one step
