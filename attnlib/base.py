@@ -40,6 +40,9 @@ class BaseAttention(nn.Module):
 
     causal: bool = False
     window: int | None = None
+    neutral: ClassVar[dict[str, Any]] = dict(
+        causal=False, window=None, scale=None, dropout=0.0, softcap=None
+    )
 
     def forward(
         self,
@@ -124,14 +127,6 @@ class BaseAttention(nn.Module):
         may attend to nothing, and heads that share keys are for this method to see to.
         """
         return None
-
-    neutral: ClassVar[dict[str, Any]] = {
-        "causal": False,
-        "window": None,
-        "scale": None,
-        "dropout": 0.0,
-        "softcap": None,
-    }
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -453,15 +453,21 @@ def require_scale(scale: float | Tensor | None) -> float | Tensor | None:
     """Returns `scale` if it can be a factor on the scores.
 
     Args:
-        scale: expected `None`, a finite number, or a floating-point tensor.
+        scale: expected `None`, a finite number, or a floating-point tensor of one number,
+            or of one for each head, (heads, 1, 1), which may learn.
 
     Raises:
         TypeError: anything else, a truth value too, which Python takes for 0 or 1.
-        ValueError: a number that is not finite.
+        ValueError: a number that is not finite, or a tensor of another shape.
 
     Source: the contract, appendix A.
     """
-    if scale is None or (isinstance(scale, Tensor) and scale.is_floating_point()):
+    if scale is None:
+        return None
+    if isinstance(scale, Tensor) and scale.is_floating_point():
+        if scale.shape not in ((), (1,)) and (scale.dim() != 3 or scale[0].numel() != 1):
+            wanted = "one number, or one for each head, (heads, 1, 1)"
+            raise ValueError(f"scale: expected {wanted}, got shape {tuple(scale.shape)}")
         return scale
     if isinstance(scale, bool | Tensor) or not isinstance(scale, Real):
         raise TypeError(
@@ -470,28 +476,6 @@ def require_scale(scale: float | Tensor | None) -> float | Tensor | None:
     if not math.isfinite(scale):
         raise ValueError(f"scale: expected a finite number, got {scale!r}")
     return scale
-
-
-def scaled(query: Tensor, scale: float | Tensor | None) -> Tensor:
-    """The query times the factor on the scores, which is 1/√d_k if it is `None`.
-
-    Args:
-        query: shape (..., N, d_k).
-        scale: a number, or a tensor that broadcasts to the query and gets its gradient.
-
-    Raises:
-        ValueError: a tensor that does not broadcast to the query.
-
-    Source: chapter 1, eq-attention; the contract, appendix A.
-    """
-    if scale is None:
-        return query * (1 / math.sqrt(query.shape[-1]))
-    if isinstance(scale, Tensor):
-        if not broadcasts(scale.shape, query.shape):
-            wanted = f"a shape that broadcasts to that of query, {tuple(query.shape)}"
-            raise ValueError(f"scale: expected {wanted}, got {tuple(scale.shape)}")
-        scale = scale.to(query.dtype)
-    return query * scale
 
 
 def positive_scale(
@@ -505,8 +489,10 @@ def positive_scale(
 
     Source: appendix B; chapter 15, eq-raw-maximum.
     """
-    if isinstance(scale, Tensor) or (scale is not None and scale <= 0):
-        return scaled(query, scale), 1.0
+    if isinstance(scale, Tensor):
+        return query * scale.to(query.dtype), 1.0
+    if scale is not None and scale <= 0:
+        return query * scale, 1.0
     return query, scale
 
 

@@ -13,60 +13,6 @@ from torch import Tensor
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
 
 
-def causal_mask(
-    queries: int, keys: int | None = None, device: torch.device | str | None = None
-) -> Bool[Tensor, "queries keys"]:
-    """Which keys each query may see: True on and below the bottom-right diagonal.
-
-    Args:
-        queries: number of queries N.
-        keys: number of keys M; `None` means as many as queries.
-        device: where to make the mask.
-
-    Returns:
-        Boolean mask of shape (N, M), True = may attend. The last query sees every key.
-
-    Source: chapter 1, eq-causal-allowed.
-    """
-    keys = queries if keys is None else keys
-    everything = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return everything.tril(diagonal=keys - queries)
-
-
-def window_mask(
-    queries: int, keys: int, window: int, device: torch.device | str | None = None
-) -> Bool[Tensor, "queries keys"]:
-    """Which keys are near each query: True where they are less than `window` tokens apart.
-
-    Args:
-        queries: number of queries N, which are the last of the tokens, as in `causal_mask`.
-        keys: number of keys M.
-        window: a query sees itself and window - 1 tokens on each side; with `causal_mask`
-            beside it, the last `window` tokens, itself among them.
-        device: where to make the mask.
-
-    Returns:
-        Boolean mask of shape (N, M), True = may attend.
-
-    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
-    """
-    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
-    j = torch.arange(keys, device=device)
-    return (i - j).abs() < window
-
-
-def both_masks(mask: Mask | None, allowed: Bool[Tensor, "queries keys"]) -> Mask:
-    """A mask, or none, that forbids as well what a boolean one forbids.
-
-    Source: chapter 1, eq-mask-boolean.
-    """
-    if mask is None:
-        return allowed
-    if mask.dtype == torch.bool:
-        return mask & allowed
-    return mask.masked_fill(~allowed, -torch.inf)
-
-
 def apply_mask(
     scores: Float[Tensor, "*batch queries keys"],
     mask: Mask,
@@ -85,6 +31,38 @@ def apply_mask(
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, -torch.inf)
     return scores + mask
+
+
+def causal_mask(
+    queries: int, keys: int | None = None, device: torch.device | str | None = None
+) -> Bool[Tensor, "queries keys"]:
+    """Which keys each query may see: True on and below the bottom-right diagonal.
+
+    Args:
+        queries: number of queries N.
+        keys: number of keys M; `None` means as many as queries.
+        device: where to make the mask.
+
+    Returns:
+        Boolean mask of shape (N, M), True = may attend. The last query sees every key.
+
+    Source: chapter 1, eq-causal-allowed.
+    """
+    keys = queries if keys is None else keys
+    i, j = (torch.arange(n, device=device) for n in (queries, keys))
+    return j <= i[:, None] + (keys - queries)
+
+
+def both_masks(mask: Mask | None, allowed: Bool[Tensor, "queries keys"]) -> Mask:
+    """A mask, or none, that forbids as well what a boolean one forbids.
+
+    Source: chapter 1, eq-mask-boolean.
+    """
+    if mask is None:
+        return allowed
+    if mask.dtype == torch.bool:
+        return mask & allowed
+    return mask.masked_fill(~allowed, -torch.inf)
 
 
 def one_mask(
@@ -121,6 +99,28 @@ def one_mask(
         return added, None  # without a mask of its own, each query sees itself
     empty = added.amax(dim=-1, keepdim=True) == -torch.inf
     return added.masked_fill(empty, 0.0), empty
+
+
+def window_mask(
+    queries: int, keys: int, window: int, device: torch.device | str | None = None
+) -> Bool[Tensor, "queries keys"]:
+    """Which keys are near each query: True where they are less than `window` tokens apart.
+
+    Args:
+        queries: number of queries N, which are the last of the tokens, as in `causal_mask`.
+        keys: number of keys M.
+        window: a query sees itself and window - 1 tokens on each side; with `causal_mask`
+            beside it, the last `window` tokens, itself among them.
+        device: where to make the mask.
+
+    Returns:
+        Boolean mask of shape (N, M), True = may attend.
+
+    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
+    """
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (i - j).abs() < window
 
 
 def padding_mask(

@@ -4,6 +4,8 @@
 Derived in chapter 1, "Scaled dot-product attention" (book/01_scaled_dot_product.ipynb).
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,7 +17,6 @@ from attnlib.checks import (
     require_probability,
     require_scale,
     require_window,
-    scaled,
 )
 from attnlib.fused import attend_fused
 from attnlib.masks import Mask
@@ -36,8 +37,8 @@ def masked_softmax(
     Source: chapter 1, eq-softmax, eq-softmax-shift.
     """
     nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)
-    return weights.masked_fill(nothing_allowed, 0.0)
+    weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)  # pretend
+    return weights.masked_fill(nothing_allowed, 0.0)  # and take it back
 
 
 class ScaledDotProductAttention(BaseAttention):
@@ -83,7 +84,8 @@ class ScaledDotProductAttention(BaseAttention):
         mask: Float[Tensor, "..."] | None,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
         """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.attend`."""
-        scores = scaled(query, self.scale) @ key.mT  # 1 compare
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        scores = (scale * query) @ key.mT  # 1 compare
         if mask is not None:
             scores = scores + mask
         weights = torch.softmax(scores, dim=-1)  # 2 weigh
