@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.checks import fitting
+from attnlib.checks import NEUTRAL, fitting
 from attnlib.masks import Mask, one_mask
 
 
@@ -40,9 +40,7 @@ class BaseAttention(nn.Module):
 
     causal: bool = False
     window: int | None = None
-    neutral: ClassVar[dict[str, Any]] = dict(
-        causal=False, window=None, scale=None, dropout=0.0, softcap=None
-    )
+    neutral: ClassVar[dict[str, Any]] = NEUTRAL
 
     def forward(
         self,
@@ -87,13 +85,11 @@ class BaseAttention(nn.Module):
             if output is not None:
                 return output, None
         if key.shape[:-2] != query.shape[:-2]:  # heads that share keys and values
-            times = query.shape[-3] // key.shape[-3]
-            key, value = repeat_heads(key, times), repeat_heads(value, times)
-        attend, empty = self.attend, None
+            key, value = repeat_shared(query, key, value)
+        empty = None
         if mask is not None or self.causal or self.window is not None:
             mask, empty = one_mask(query, key, mask, self.causal, self.window)
-        if query.dtype == torch.float16:
-            attend = in_float32(attend)
+        attend = in_float32(self.attend) if query.dtype == torch.float16 else self.attend
         output, weights = attend(query, key, value, mask)
         if empty is not None:  # some queries may attend to nothing
             output = output.masked_fill(empty, 0.0)
@@ -184,8 +180,7 @@ def plugged_in(forward: Callable[..., Any]) -> Callable[..., Any]:
         if "need_weights" in known and len(others) < 2:  # else it stands among these
             options["need_weights"] = need_weights
         if enable_gqa and key.dim() > 2 and query.shape[-3] != key.shape[-3]:
-            times = query.shape[-3] // key.shape[-3]
-            key, value = repeat_heads(key, times), repeat_heads(value, times)
+            key, value = repeat_shared(query, key, value)
         output, weights = forward(self, query, key, value, *others, **options)
         return output, weights if need_weights else None
 
@@ -200,3 +195,16 @@ def repeat_heads(
     Source: chapter 18, eq-grouped-heads.
     """
     return x.repeat_interleave(times, dim=-3)
+
+
+def repeat_shared(
+    query: Float[Tensor, "*batch heads queries d_k"],
+    key: Float[Tensor, "*batch kv_heads keys d_k"],
+    value: Float[Tensor, "*batch kv_heads keys d_v"],
+) -> tuple[Float[Tensor, "*batch heads keys d_k"], Float[Tensor, "*batch heads keys d_v"]]:
+    """Keys and values, repeated until each head of queries has its own.
+
+    Source: chapter 18, eq-grouped-heads.
+    """
+    times = query.shape[-3] // key.shape[-3]
+    return repeat_heads(key, times), repeat_heads(value, times)

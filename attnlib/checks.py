@@ -568,6 +568,8 @@ def require_causal(heads: nn.Module) -> None:
             )
 
 
+# Options that change the numbers of an attention, and what changes nothing.
+NEUTRAL = {"causal": False, "window": None, "scale": None, "dropout": 0.0, "softcap": None}
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnlib.base import BaseAttention, repeat_heads
+from attnlib.base import BaseAttention, repeat_shared
 from attnlib.checks import (
     as_autocast,
     positive_scale,
@@ -225,8 +225,7 @@ class FlashAttention(BaseAttention):
         if backend == "torch":
             options["block_size"] = self.block_size
         if key.shape[:-2] != query.shape[:-2] and not BACKENDS[backend].grouped:
-            times = query.shape[-3] // key.shape[-3]
-            key, value = repeat_heads(key, times), repeat_heads(value, times)
+            key, value = repeat_shared(query, key, value)
         return BACKENDS[backend].attention(query, key, value, mask, **options)
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> str:

@@ -55,12 +55,13 @@ def nothing():
 
 
 def test_the_sections_of_docstrings_are_folded():
-    first, second = folds_of(LISTING)
-    assert (first.start, first.end, first.indent) == (7, 15, 4)
-    assert first.line == "5 lines: arguments, source"
+    first, second, third = folds_of(LISTING)
+    assert (first.start, first.end, first.indent) == (5, 15, 4)
+    assert first.line == "6 lines: details, arguments, source"
     assert (second.start, second.end, second.indent) == (24, 27, 8)
     assert second.line == "2 lines: result"
-    assert lines_in_view(LISTING) == len(LISTING.split("\n")) - 7 - 2
+    assert third.line == "1 line: details"
+    assert lines_in_view(LISTING) == len(LISTING.split("\n")) - 9 - 2 - 2
     assert lines_in_view("x = 1\ny = 2") == 2
 
 
@@ -95,9 +96,13 @@ def test_a_fold_stands_within_the_code_and_says_what_is_in_it():
         '<details class="docs"><summary>(.*?)</summary>(.*?)</details>', html, 16
     )
     said = [text_of(line) for line, _ in inside]
-    assert said == ['    5 lines: arguments, source """', '        2 lines: result """']
+    assert said == [
+        '    6 lines: details, arguments, source """',
+        '        2 lines: result """',
+        '    1 line: details """',
+    ]
     lines = LISTING.split("\n")
-    folds = [lines[7:15], lines[24:27]]
+    folds = [lines[5:15], lines[24:27], lines[34:37]]
     assert [text_of(code) for _, code in inside] == ["\n".join(f) + "\n" for f in folds]
     for part in re.split("</?details[^>]*>", html):  # no element reaches across an edge
         assert part.count("<span") == part.count("</span>")

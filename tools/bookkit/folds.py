@@ -1,8 +1,8 @@
 """What of a listing that stands open is folded on the page: imports, parts of docstrings.
 
-The first paragraphs of a docstring stay in view; from its first section on, `Args:` or
-another of SECTIONS, it is one line, so that the code is not far from the class's name. The
-line of the imports names those of the package itself.
+The first paragraph of a docstring stays in view; the rest, its details and its sections,
+`Args:` and the others of SECTIONS, is one line, so that the code is not far from the name
+of the class. The line of the imports names those of the package itself.
 """
 
 from __future__ import annotations
@@ -64,16 +64,18 @@ def fold_of_imports(lines: list[str], tree: ast.Module) -> Fold | None:
 
 
 def fold_of(lines: list[str], first: int, end: int) -> Fold | None:
-    """The fold of the docstring in these lines, if it has a section."""
-    sections = list(sections_of(lines, first, end))
-    if not sections:
+    """The fold of the docstring in these lines, if it has more than its first paragraph."""
+    start = next((i for i in range(first, end) if not lines[i].strip()), end)
+    if start == end:
         return None
-    start, indent = sections[0][0], len(lines[first]) - len(lines[first].lstrip())
+    sections = list(sections_of(lines, first, end))
+    indent = len(lines[first]) - len(lines[first].lstrip())
     count = sum(bool(line.strip(' "')) for line in lines[start:end])
-    while not lines[start - 1].strip():
-        start -= 1
-    what = ", ".join(SECTIONS[name] for _, name in sections)
-    return Fold(start, end, indent, f"{count} line{'s' * (count > 1)}: {what}", '"""')
+    what = ["details"] if not sections or lines[start + 1] != lines[sections[0][0]] else []
+    what += [SECTIONS[name] for _, name in sections]
+    return Fold(
+        start, end, indent, f"{count} line{'s' * (count > 1)}: {', '.join(what)}", '"""'
+    )
 
 
 def sections_of(lines: list[str], first: int, end: int) -> Iterator[tuple[int, str]]:
