@@ -38,7 +38,8 @@ def split_heads(
 
     Source: chapter 5, eq-head-blocks.
     """
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+    x = x.unflatten(-1, (num_heads, -1))  # (..., tokens, heads, d_k)
+    return x.transpose(-3, -2)  # (..., heads, tokens, d_k)
 
 
 def merge_heads(
@@ -49,111 +50,6 @@ def merge_heads(
     Source: chapter 5, eq-multi-head.
     """
     return x.transpose(-3, -2).flatten(-2)
-
-
-# What makes the heads: a class, one attention for all, or one for each.
-AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
-# What turns heads (..., tokens, d_k) by the positions of their tokens, see chapter 16.
-Rotary = Callable[..., Tensor]
-
-
-def make_heads(
-    attention: AttentionLike | None, num_heads: int
-) -> "BaseAttention | HeadList":
-    """One attention for all heads, or a list with one for each.
-
-    Args:
-        attention: a subclass of `BaseAttention`, an instance, a list of num_heads
-            instances, or `None` for the scaled dot product. A subclass is made with
-            `num_heads` if it asks for it, and without other arguments.
-        num_heads: number of heads.
-
-    Raises:
-        TypeError: something else, or a subclass that needs arguments.
-        ValueError: a list of another length.
-
-    Source: chapter 5.
-    """
-    wanted = "attention: expected a BaseAttention subclass, an instance, or a list of them"
-    if attention is None:
-        return ScaledDotProductAttention()
-    if isinstance(attention, BaseAttention):
-        return attention
-    if isinstance(attention, type) and issubclass(attention, BaseAttention):
-        asks = "num_heads" in inspect.signature(attention).parameters
-        try:
-            return attention(num_heads=num_heads) if asks else attention()
-        except TypeError as error:
-            raise TypeError(
-                "attention: expected an instance, or a class that needs no argument but "
-                f"num_heads; {attention.__name__} gives: {error}"
-            ) from error
-    if not isinstance(attention, list | tuple | nn.ModuleList):
-        raise TypeError(f"{wanted}, got {attention!r}")
-    if len(attention) != num_heads:
-        count = len(attention)
-        raise ValueError(
-            f"attention: expected {num_heads} instances, one a head, got {count}"
-        )
-    for head in attention:
-        if not isinstance(head, BaseAttention):
-            raise TypeError(f"{wanted}, got a list with {head!r}")
-    return HeadList(attention)
-
-
-class HeadList(nn.ModuleList):
-    """One attention for each head, called as one for all is.
-
-    Source: chapter 5.
-    """
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch kv_heads keys d_k"],
-        value: Float[Tensor, "*batch kv_heads keys d_v"],
-        mask: Mask | None = None,
-        need_weights: bool = True,
-        enable_gqa: bool = False,
-    ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
-        """The outputs in one tensor, the weights in a list; see `BaseAttention.forward`."""
-        outputs, per_head = [], []
-        times = len(self) // key.shape[-3]  # 1, or more if heads share keys
-        for h, attention in enumerate(self):
-            q = query[..., h : h + 1, :, :]
-            k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
-            own = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1
-            part = mask[:, h : h + 1] if own else mask
-            output, weights = attention(q, k, v, part, need_weights=need_weights)
-            outputs.append(output)
-            per_head.append(None if weights is None else weights.squeeze(-3))
-        formed = any(weights is not None for weights in per_head)
-        return torch.cat(outputs, dim=-3), per_head if formed else None
-
-
-def head_sizes(
-    embed_dim: int, num_heads: int, num_kv_heads: int | None, d_k: int | None
-) -> tuple[int, int]:
-    """Features of a head, and number of heads of keys and values, if they are possible.
-
-    Raises:
-        TypeError: one of these is no whole number.
-        ValueError: one is below 1, embed_dim is not divisible by num_heads without a d_k,
-            or num_heads not by num_kv_heads.
-
-    Source: chapter 5, eq-head-blocks; chapter 18 for num_kv_heads, 21 for d_k.
-    """
-    whole = {"embed_dim": embed_dim, "num_heads": num_heads}
-    whole |= {} if d_k is None else {"d_k": d_k}
-    for name, size in whole.items():
-        require_count(name, size, least=0)
-    if num_heads < 1 or (d_k is None and embed_dim % num_heads):
-        raise ValueError(
-            f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}"
-        )
-    require_sizes(**whole)
-    d_k = embed_dim // num_heads if d_k is None else d_k
-    return d_k, require_kv_heads(num_kv_heads, num_heads)
 
 
 class MultiHeadAttention(nn.Module):
@@ -296,6 +192,111 @@ class MultiHeadAttention(nn.Module):
                     projection.b.copy_(module.in_proj_bias.chunk(3)[index])
         made.out_proj = Projection.from_linear(module.out_proj)
         return made.train(module.training)
+
+
+# What makes the heads: a class, one attention for all, or one for each.
+AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
+# What turns heads (..., tokens, d_k) by the positions of their tokens, see chapter 16.
+Rotary = Callable[..., Tensor]
+
+
+def make_heads(
+    attention: AttentionLike | None, num_heads: int
+) -> "BaseAttention | HeadList":
+    """One attention for all heads, or a list with one for each.
+
+    Args:
+        attention: a subclass of `BaseAttention`, an instance, a list of num_heads
+            instances, or `None` for the scaled dot product. A subclass is made with
+            `num_heads` if it asks for it, and without other arguments.
+        num_heads: number of heads.
+
+    Raises:
+        TypeError: something else, or a subclass that needs arguments.
+        ValueError: a list of another length.
+
+    Source: chapter 5.
+    """
+    wanted = "attention: expected a BaseAttention subclass, an instance, or a list of them"
+    if attention is None:
+        return ScaledDotProductAttention()
+    if isinstance(attention, BaseAttention):
+        return attention
+    if isinstance(attention, type) and issubclass(attention, BaseAttention):
+        asks = "num_heads" in inspect.signature(attention).parameters
+        try:
+            return attention(num_heads=num_heads) if asks else attention()
+        except TypeError as error:
+            raise TypeError(
+                "attention: expected an instance, or a class that needs no argument but "
+                f"num_heads; {attention.__name__} gives: {error}"
+            ) from error
+    if not isinstance(attention, list | tuple | nn.ModuleList):
+        raise TypeError(f"{wanted}, got {attention!r}")
+    if len(attention) != num_heads:
+        count = len(attention)
+        raise ValueError(
+            f"attention: expected {num_heads} instances, one a head, got {count}"
+        )
+    for head in attention:
+        if not isinstance(head, BaseAttention):
+            raise TypeError(f"{wanted}, got a list with {head!r}")
+    return HeadList(attention)
+
+
+class HeadList(nn.ModuleList):
+    """One attention for each head, called as one for all is.
+
+    Source: chapter 5.
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+        need_weights: bool = True,
+        enable_gqa: bool = False,
+    ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
+        """The outputs in one tensor, the weights in a list; see `BaseAttention.forward`."""
+        outputs, per_head = [], []
+        times = len(self) // key.shape[-3]  # 1, or more if heads share keys
+        for h, attention in enumerate(self):
+            q = query[..., h : h + 1, :, :]
+            k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
+            own = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1
+            part = mask[:, h : h + 1] if own else mask
+            output, weights = attention(q, k, v, part, need_weights=need_weights)
+            outputs.append(output)
+            per_head.append(None if weights is None else weights.squeeze(-3))
+        formed = any(weights is not None for weights in per_head)
+        return torch.cat(outputs, dim=-3), per_head if formed else None
+
+
+def head_sizes(
+    embed_dim: int, num_heads: int, num_kv_heads: int | None, d_k: int | None
+) -> tuple[int, int]:
+    """Features of a head, and number of heads of keys and values, if they are possible.
+
+    Raises:
+        TypeError: one of these is no whole number.
+        ValueError: one is below 1, embed_dim is not divisible by num_heads without a d_k,
+            or num_heads not by num_kv_heads.
+
+    Source: chapter 5, eq-head-blocks; chapter 18 for num_kv_heads, 21 for d_k.
+    """
+    whole = {"embed_dim": embed_dim, "num_heads": num_heads}
+    whole |= {} if d_k is None else {"d_k": d_k}
+    for name, size in whole.items():
+        require_count(name, size, least=0)
+    if num_heads < 1 or (d_k is None and embed_dim % num_heads):
+        raise ValueError(
+            f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}"
+        )
+    require_sizes(**whole)
+    d_k = embed_dim // num_heads if d_k is None else d_k
+    return d_k, require_kv_heads(num_kv_heads, num_heads)
 
 
 def turn_heads(
