@@ -36,9 +36,8 @@ class SGD:
     """
 
     def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
-        require_rate("lr", lr)
-        require_rate("momentum", momentum, below=1.0)
-        self.layer, self.lr, self.momentum = layer, lr, momentum
+        self.layer, self.lr = layer, require_rate("lr", lr)
+        self.momentum = require_rate("momentum", momentum, below=1.0)
         self.velocities = zeros_like_parameters(layer)
 
     def step(self) -> None:
@@ -52,7 +51,7 @@ class SGD:
             velocity = self.velocities[name]
             velocity *= self.momentum
             velocity += gradient
-            parameters[name] -= self.lr * velocity
+            parameters[name] -= float(self.lr) * velocity
 
 
 class Adam:
@@ -82,11 +81,9 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        require_rate("lr", lr)
-        require_rate("eps", eps)
-        for beta in betas:
-            require_rate("betas", beta, below=1.0)
-        self.layer, self.lr, self.betas, self.eps = layer, lr, betas, eps
+        self.layer, self.lr = layer, require_rate("lr", lr)
+        self.eps = require_rate("eps", eps)
+        self.betas = tuple(require_rate("betas", beta, below=1.0) for beta in betas)
         self.means = zeros_like_parameters(layer)
         self.squares = zeros_like_parameters(layer)
         self.steps = 0
@@ -106,4 +103,4 @@ class Adam:
             square += (1 - beta_2) * (gradient**2 - square)
             corrected = mean / (1 - beta_1**self.steps)
             size = np.sqrt(square / (1 - beta_2**self.steps))
-            parameters[name] -= self.lr * corrected / (size + self.eps)
+            parameters[name] -= float(self.lr) * corrected / (size + self.eps)

@@ -15,6 +15,7 @@ from attnlib.checkpoint import (
     Into,
     Progress,
     load_into,
+    order_memory,
     read_config,
     read_tensors,
     read_tokenizer,
@@ -124,6 +125,7 @@ def test_bfloat16_is_kept_and_as_near_as_it_can_be(shape, tmp_path):
 def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(small, dtype):
     """Few tokens by a matrix: along its longer side, in two bytes always by columns."""
     model = GPT2.from_pretrained(small, dtype=dtype)
+    order_memory(model)
     again = GPT2.from_pretrained(small, dtype=torch.float64)
     for p, exact in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(p, exact.to(dtype))
