@@ -152,7 +152,7 @@ def refuse_misfits(query: Tensor, key: Tensor, value: Tensor) -> None:
 def refuse_bad_tokens(
     name: str, x: Tensor, features: int, weight: Tensor, dims: int = 1
 ) -> None:
-    """Refuses input that a layer with this weight can't take, before any arithmetic.
+    """Refuses input that a layer with this weight can't take, or says what was wrong.
 
     Args:
         name: the argument's name, for the message.

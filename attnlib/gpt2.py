@@ -221,7 +221,8 @@ def without_head(model: LanguageModel, block: int, head: int) -> Iterator[None]:
     blocks = len(model.blocks)
     layer = model.blocks[require_count("block", block, least=0, most=blocks - 1)].attention
     require_count("head", head, least=0, most=layer.num_heads - 1)
-    if type(getattr(layer.out_proj, "W", None)) is not nn.Parameter:
+    whole = dict(layer.out_proj.named_parameters(recurse=False)).get("W")
+    if type(whole) is not nn.Parameter:  # but made of others, inside another, or a shard
         raise TypeError(
             f"model: expected out_proj.W of block {block} as a parameter of this process, "
             f"got {layer.out_proj}"

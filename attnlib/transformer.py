@@ -146,7 +146,7 @@ class TransformerBlock(nn.Module):
         block = cls(
             layer.self_attn.embed_dim,
             layer.self_attn.num_heads,
-            dropout=same_dropout(layer.dropout1, layer.dropout2),
+            dropout=require_same_dropout(layer.dropout1, layer.dropout2),
             norm_first=layer.norm_first,
             activation=activation,
         )
@@ -156,14 +156,14 @@ class TransformerBlock(nn.Module):
         block.feed_forward = FeedForwardNetwork.from_torch(
             layer.linear1, layer.linear2, activation
         )
-        block.feed_forward.dropout = same_dropout(layer.dropout)
+        block.feed_forward.dropout = require_same_dropout(layer.dropout)
         block.train(layer.dropout1.training)
         block.attention.train(layer.self_attn.training)
         block.feed_forward.train(layer.dropout.training)
         return block
 
 
-def same_dropout(*layers: nn.Dropout) -> float:
+def require_same_dropout(*layers: nn.Dropout) -> float:
     """The probability of dropouts of PyTorch that must be alike.
 
     Raises:

@@ -51,7 +51,7 @@ class SGD:
             velocity = self.velocities[name]
             velocity *= self.momentum
             velocity += gradient
-            parameters[name] -= float(self.lr) * velocity
+            parameters[name] -= self.lr * velocity
 
 
 class Adam:
@@ -103,4 +103,4 @@ class Adam:
             square += (1 - beta_2) * (gradient**2 - square)
             corrected = mean / (1 - beta_1**self.steps)
             size = np.sqrt(square / (1 - beta_2**self.steps))
-            parameters[name] -= float(self.lr) * corrected / (size + self.eps)
+            parameters[name] -= self.lr * corrected / (size + self.eps)

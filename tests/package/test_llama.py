@@ -271,3 +271,11 @@ def test_arguments_that_do_not_fit(options, said):
     sizes |= {"num_layers": 1, "d_ff": 12}
     with pytest.raises(ValueError, match=said):
         Llama(**sizes | options)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Llama", "Qwen 3"])
+def test_loaded_parameters_are_contiguous(name, dtype, tmp_path):
+    model = Llama.from_pretrained(saved(theirs(name), tmp_path), dtype=dtype)
+    assert all(p.is_contiguous() for p in model.parameters())
+    torch.nn.utils.parameters_to_vector(model.parameters())
