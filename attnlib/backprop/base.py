@@ -140,7 +140,8 @@ class Layer:
 def cast(layer: Layer, dtype: Any) -> Layer:
     """The same layer, with its parameters and those of its parts converted to a dtype.
 
-    The arrays are new ones: make an optimizer afterwards.
+    The arrays are new ones: make an optimizer afterwards. What a forward has kept, in the
+    dtype of before, is forgotten.
 
     Args:
         layer: changed in place.
@@ -151,6 +152,7 @@ def cast(layer: Layer, dtype: Any) -> Layer:
     for name, array in vars(layer).items():
         if isinstance(array, np.ndarray):
             setattr(layer, name, array.astype(dtype))
+    layer._cache, layer._recalled = None, True
     for part in layer.parts().values():
         cast(part, dtype)
     return layer

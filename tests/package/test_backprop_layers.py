@@ -428,6 +428,16 @@ def test_predictions_between_the_steps_are_no_second_use():
         layer.backward(output)
 
 
+def test_a_cast_forgets_what_forward_has_kept():
+    layer = Projection(4, 3)
+    output = layer.forward(X)
+    with pytest.raises(RuntimeError, match=r"^Projection: call forward before backward"):
+        cast(layer, np.float64).backward(output)
+    layer.forward(X)
+    for _ in range(2):
+        layer.backward(output)
+
+
 # ── numbers of NumPy as options ──────────────────────────────────────────────────────
 
 
