@@ -113,6 +113,12 @@ class Layer:
         self._recalled = True
         return self._cache
 
+    def forget(self) -> None:
+        """Drops what forward has kept, here and in all parts."""
+        self._cache, self._recalled = None, True
+        for part in self.parts().values():
+            part.forget()
+
     def cache_bytes(self) -> int:
         """Memory in bytes held between forward and backward, inputs included.
 
@@ -152,7 +158,7 @@ def cast(layer: Layer, dtype: Any) -> Layer:
     for name, array in vars(layer).items():
         if isinstance(array, np.ndarray):
             setattr(layer, name, array.astype(dtype))
-    layer._cache, layer._recalled = None, True
+    layer.forget()
     for part in layer.parts().values():
         cast(part, dtype)
     return layer

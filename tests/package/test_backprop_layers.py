@@ -428,6 +428,17 @@ def test_predictions_between_the_steps_are_no_second_use():
         layer.backward(output)
 
 
+def test_a_gradient_check_is_no_second_use():
+    class Doubled(Projection):
+        def backward(self, d_output):
+            super().backward(d_output)
+            return super().backward(d_output)
+
+    layer = Doubled(4, 3)
+    layer.forward(X)
+    gradient_check(layer, X)
+
+
 def test_a_cast_forgets_what_forward_has_kept():
     layer = Projection(4, 3)
     output = layer.forward(X)
