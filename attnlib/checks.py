@@ -6,7 +6,7 @@ Derived in appendix A, "The contract" (book/A_contract.ipynb).
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -188,7 +188,7 @@ def refuse_misfits(query: Tensor, key: Tensor, value: Tensor) -> None:
 def refuse_bad_tokens(
     name: str, x: Tensor, features: int, weight: Tensor, dims: int = 1
 ) -> None:
-    """Refuses input that a layer with this weight can't take, before any arithmetic.
+    """Refuses input that a layer with this weight can't take, or says what was wrong.
 
     Args:
         name: the argument's name, for the message.
@@ -198,8 +198,8 @@ def refuse_bad_tokens(
         dims: the least number of dimensions.
 
     Raises:
-        TypeError: not a floating-point tensor, or not of the dtype of weight (which
-            autocast would convert, so under autocast any floating dtype will do).
+        TypeError: not a floating-point tensor, or not of the dtype of weight. Under
+            autocast any floating dtype will do but float64, which it leaves as it is.
         ValueError: too few dimensions, wrong number of features, or another device.
 
     Source: the contract, appendix A.
@@ -215,8 +215,14 @@ def refuse_bad_tokens(
         )
     if x.device != weight.device:
         raise ValueError(f"{name}: expected device {weight.device}, got {x.device}")
-    if x.dtype != weight.dtype and not under_autocast(x.device):
-        raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
+    if x.dtype != weight.dtype:
+        left = torch.float64 in (x.dtype, weight.dtype)
+        converted = under_autocast(x.device)
+        if left or not converted:
+            why = ", as autocast does not convert float64" if left and converted else ""
+            raise TypeError(
+                f"{name}: expected {weight.dtype} as the weights, got {x.dtype}{why}"
+            )
 
 
 def explain_tokens(layer: nn.Module, features: int, **tokens: Tensor) -> None:
@@ -237,6 +243,16 @@ def explain_tokens(layer: nn.Module, features: int, **tokens: Tensor) -> None:
         refuse_bad_tokens(name, x, features, weight, dims=2)
 
 
+def copy_parameter(parameter: Tensor | None) -> nn.Parameter | None:
+    """A copy of a parameter, frozen if it is; none of none.
+
+    Source: the contract, appendix A.
+    """
+    if parameter is None:
+        return None
+    return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+
+
 def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
     """Refuses a mask that broadcasting could misread; the attention checks the rest.
 
@@ -249,9 +265,11 @@ def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
         return
     got = f"got shape {tuple(mask.shape)}"
     if query.dim() == 2:
+        per_head = mask.dim() == 4 and mask.shape[1] > 1
+        each = "; a mask for each head needs a batch: tokens[None]" if per_head else ""
         raise ValueError(
             "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
-            f"{got}"
+            f"{got}{each}"
         )
     if mask.dim() != 4:
         raise ValueError(
@@ -415,10 +433,13 @@ def require_turning(d_k: int, base: float, turns: tuple[float, float] | None = N
         turns: expected `None`, or two positive numbers that rise.
 
     Raises:
+        TypeError: d_k is no whole number.
         ValueError: one of these is not so.
 
     Source: chapter 16; the contract, appendix A.
     """
+    if isinstance(d_k, bool) or not isinstance(d_k, Integral):
+        raise TypeError(f"d_k: expected a whole number, got {d_k!r}")
     if d_k < 2 or d_k % 2:
         raise ValueError(f"d_k: expected an even number of features, got {d_k}")
     if not base > 1:
@@ -534,19 +555,54 @@ def require_window(window: int | None) -> int | None:
 
 
 def require_sizes(**sizes: int) -> None:
-    """Refuses a number of features, heads, layers or tokens below 1.
+    """Refuses a number of features, heads, layers or tokens that is none, or below 1.
 
     Args:
         sizes: by the names of the arguments.
 
     Raises:
+        TypeError: one of them is no whole number, or a truth value.
         ValueError: one of them is below 1.
 
     Source: the contract, appendix A.
     """
     for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"{name}: expected a whole number, got {size!r}")
         if size < 1:
             raise ValueError(f"{name}: expected at least 1, got {size}")
+
+
+def refuse_other_module(name: str, module: nn.Module, wanted: type[nn.Module]) -> None:
+    """Refuses to copy a module of PyTorch whose numbers are not what it computes with.
+
+    Args:
+        name: the argument's name, for the message.
+        module: expected of the class wanted, or of a subclass without methods of its own
+            for what the class computes with.
+        wanted: the class whose arithmetic is known.
+
+    Raises:
+        TypeError: of another class, or with such a method of its own.
+        ValueError: a parameter that has become a tensor, made anew at each call.
+
+    Source: the contract, appendix A.
+    """
+    expected = f"{name}: expected an nn.{wanted.__name__}"
+    if not isinstance(module, wanted):
+        raise TypeError(f"{expected}, got {type(module).__name__}")
+    for method in ("forward", "_sa_block", "_ff_block"):
+        theirs = getattr(wanted, method, None)
+        if getattr(getattr(module, method, None), "__func__", None) is not theirs:
+            raise TypeError(
+                f"{expected}, got {type(module).__name__} with its own {method}"
+            )
+    for parameter in ("weight", "bias"):
+        if isinstance(vars(module).get(parameter), Tensor):
+            raise ValueError(
+                f"{expected} whose {parameter} is a parameter, got a tensor made of "
+                "others; prune.remove or remove_weight_norm makes it one"
+            )
 
 
 def require_causal(heads: nn.Module) -> None:

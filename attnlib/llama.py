@@ -18,7 +18,6 @@ from attnlib.checkpoint import (
     Into,
     Report,
     load_into,
-    order_memory,
     read_config,
     read_tensors,
     refuse_another_head,
@@ -57,14 +56,14 @@ class NormedProjection(Projection):
         self, in_features: int, out_features: int, bias: bool, d_k: int, eps: float
     ) -> None:
         super().__init__(in_features, out_features, bias)
-        self.norm = RMSNorm(d_k, eps)
+        self.d_k, self.norm = d_k, RMSNorm(d_k, eps)
 
     def forward(
         self, input: Float[Tensor, "*batch in_features"]
     ) -> Float[Tensor, "*batch out_features"]:
         """Output (..., out_features) of input (..., in_features)."""
         output = super().forward(input)
-        heads = output.unflatten(-1, (-1, len(self.norm.gamma)))
+        heads = output.unflatten(-1, (-1, self.d_k))
         return self.norm(heads).flatten(-2)
 
 
@@ -268,7 +267,8 @@ class Llama(LanguageModel):
         """The model of a folder with config.json and safetensors files, in `eval()`.
 
         Llama, Mistral, Qwen 2 and Qwen 3 are understood, as far as they have no experts.
-        Everything is compared before memory is taken for the first tensor.
+        Everything is compared before memory is taken for the first tensor. On a CPU
+        `attnlib.checkpoint.order_memory` makes it write faster.
 
         Args:
             folder: where the files are.
@@ -294,7 +294,6 @@ class Llama(LanguageModel):
         options = {"ignored": not_needed(model), "dtype": dtype, "device": device}
         load_into(model, tensors, names, **options, report=report)
         model.positions.to(device or "cpu")
-        order_memory(model)
         return model.eval()
 
 
