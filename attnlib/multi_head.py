@@ -52,6 +52,12 @@ def merge_heads(
     return x.transpose(-3, -2).flatten(-2)
 
 
+# What makes the heads: a class, one attention for all, or one for each.
+AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
+# What turns heads (..., tokens, d_k) by the positions of their tokens, see chapter 16.
+Rotary = Callable[..., Tensor]
+
+
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
@@ -192,12 +198,6 @@ class MultiHeadAttention(nn.Module):
                     projection.b.copy_(module.in_proj_bias.chunk(3)[index])
         made.out_proj = Projection.from_linear(module.out_proj)
         return made.train(module.training)
-
-
-# What makes the heads: a class, one attention for all, or one for each.
-AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
-# What turns heads (..., tokens, d_k) by the positions of their tokens, see chapter 16.
-Rotary = Callable[..., Tensor]
 
 
 def make_heads(
