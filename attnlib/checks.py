@@ -597,7 +597,7 @@ def refuse_other_module(name: str, module: nn.Module, wanted: type[nn.Module]) -
             raise TypeError(
                 f"{expected}, got {type(module).__name__} with its own {method}"
             )
-    for parameter in ("weight", "bias"):
+    for parameter in ("weight", "bias", "in_proj_weight", "in_proj_bias"):
         if isinstance(vars(module).get(parameter), Tensor):
             raise ValueError(
                 f"{expected} whose {parameter} is a parameter, got a tensor made of "

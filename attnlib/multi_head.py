@@ -20,6 +20,7 @@ from attnlib.checks import (
     explain_tokens,
     refuse_ambiguous_mask,
     refuse_bad_positions,
+    refuse_other_module,
     require_count,
     require_kv_heads,
     require_rotary,
@@ -169,12 +170,14 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """A copy of PyTorch's layer; see `mask_from_torch` for its masks.
+        """A copy of PyTorch's layer, frozen where it is; see `mask_from_torch` for masks.
 
         Raises:
+            TypeError: no `nn.MultiheadAttention`, or one with a forward of its own.
             ValueError: the layer is not batch first, has keys or values of another size,
-                or adds keys.
+                adds keys, or makes a weight anew at each call.
         """
+        refuse_other_module("module", module, nn.MultiheadAttention)
         if not module.batch_first:
             raise ValueError(
                 "module: expected batch_first=True, since the copy reads (batch, tokens, "
@@ -194,8 +197,10 @@ class MultiHeadAttention(nn.Module):
             projections = (made.q_proj, made.k_proj, made.v_proj)
             for index, projection in enumerate(projections):
                 projection.W.copy_(module.in_proj_weight.chunk(3)[index].T)
+                projection.W.requires_grad_(module.in_proj_weight.requires_grad)
                 if bias:
                     projection.b.copy_(module.in_proj_bias.chunk(3)[index])
+                    projection.b.requires_grad_(module.in_proj_bias.requires_grad)
         made.out_proj = Projection.from_linear(module.out_proj)
         return made.train(module.training)
 

@@ -7,7 +7,14 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from attnlib import FeedForwardNetwork, LayerNorm, Projection, RMSNorm, TransformerBlock
+from attnlib import (
+    FeedForwardNetwork,
+    LayerNorm,
+    MultiHeadAttention,
+    Projection,
+    RMSNorm,
+    TransformerBlock,
+)
 from drawn import close, each_refused, normal, refuses
 
 X = normal(2, 5, 8)
@@ -158,3 +165,37 @@ OTHERS = {
         lambda: TransformerBlock.from_torch(nn.TransformerDecoderLayer(4, 2)),
 }  # fmt: skip
 test_other_classes = each_refused(TypeError, OTHERS)
+
+
+def attention(**options):
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(8, 2, batch_first=True, **options).double()
+
+
+@pytest.mark.parametrize("frozen", ["in_proj_weight", "in_proj_bias", "out_proj.weight"])
+def test_a_frozen_matrix_of_all_heads_stays_frozen(frozen):
+    theirs = attention()
+    theirs.get_parameter(frozen).requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs)
+    found = {name for name, p in ours.named_parameters() if not p.requires_grad}
+    three = [f"{x}_proj.{'b' if 'bias' in frozen else 'W'}" for x in "qkv"]
+    assert found == ({"out_proj.W"} if "out" in frozen else set(three))
+    close(ours(X)[0], theirs(X, X, X)[0])
+
+
+class OwnHeads(nn.MultiheadAttention):
+    def forward(self, *inputs, **options):
+        return super().forward(*inputs, **options)
+
+
+@pytest.mark.usefixtures("as_shipped")
+def test_attention_that_computes_otherwise_is_refused():
+    own = OwnHeads(8, 2, batch_first=True)
+    said = "module: expected an nn.MultiheadAttention, got OwnHeads with its own forward"
+    with refuses(said, TypeError):
+        MultiHeadAttention.from_torch(own)
+    with refuses("module: expected an nn.MultiheadAttention, got Linear", TypeError):
+        MultiHeadAttention.from_torch(nn.Linear(8, 8))
+    pruned = prune.random_unstructured(attention(), "in_proj_weight", 0.5)
+    with refuses("module: …whose in_proj_weight is a parameter, got a tensor…", ValueError):
+        MultiHeadAttention.from_torch(pruned)
