@@ -227,3 +227,20 @@ def test_one_forward_makes_few_calls():
     for options in WAYS:
         names = calls_of(lambda options=options: layer(x, **options))
         assert names[0] == "forward" and len(names[1:]) <= 12, names
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(lambda q, k, v, kind=kind: kind()(q, k, v)[0] for kind in KINDS[:5]),
+        lambda q, k, v: attnlib.online_attention([(q @ k.mT, v)]).output,
+        lambda q, k, v: parallel.RingAttention(causal=True, order="zigzag")(q, k, v)[0],
+        lambda q, k, v: split_attention(q, k, v, split_size=2, causal=True),
+    ],
+)
+def test_a_default_device_does_not_reach_in(call):
+    """Tensors that are made on the way stand where the inputs do."""
+    inputs = draw(2, 3, queries=4, keys=6)
+    expected = call(*inputs)
+    with torch.device("meta"):
+        close(call(*inputs), expected)
