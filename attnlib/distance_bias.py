@@ -13,6 +13,21 @@ from attnlib.masks import Mask, apply_mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
+def relative_positions(
+    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
+) -> Int[Tensor, "queries keys"]:
+    """How far each key stands after each query, clipped to ±max_distance.
+
+    The queries are the last of the keys, as in `causal_mask`, so that the last query and
+    the last key have distance 0.
+
+    Source: chapter 6, eq-relative-position.
+    """
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (j - i).clamp(-max_distance, max_distance)
+
+
 class LearnedBiasAttention(ScaledDotProductAttention):
     """Scaled dot-product attention with a learned bias on the distance of key and query.
 
@@ -50,6 +65,28 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         self.num_heads, self.max_distance = num_heads, max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))
 
+    def biased(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*shared keys d_k"],
+        mask: Mask | None,
+    ) -> Float[Tensor, "*batch heads queries keys"]:
+        """The bias of each pair, with a mask applied to it.
+
+        Raises:
+            ValueError: another number of heads.
+        """
+        if query.dim() < 3 or query.shape[-3] != self.num_heads:
+            raise ValueError(
+                f"query: expected {self.num_heads} heads, shape (..., heads, tokens, d_k), "
+                f"got shape {tuple(query.shape)}"
+            )
+        queries, keys = query.shape[-2], key.shape[-2]
+        distance = relative_positions(queries, keys, self.max_distance, query.device)
+        bias = self.bias.to(query.dtype)[:, distance + self.max_distance]
+        bias = bias.expand(*query.shape[:-1], keys)
+        return bias if mask is None else apply_mask(bias, mask)
+
     def attend(
         self,
         query: Float[Tensor, "*batch heads queries d_k"],
@@ -73,40 +110,3 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         """The output by PyTorch's function, of which the bias is a mask."""
         mask = self.biased(query, key, mask)
         return super().attend_without_weights(query, key, value, mask)
-
-    def biased(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*shared keys d_k"],
-        mask: Mask | None,
-    ) -> Float[Tensor, "*batch heads queries keys"]:
-        """The bias of each pair, with a mask applied to it.
-
-        Raises:
-            ValueError: another number of heads.
-        """
-        if query.dim() < 3 or query.shape[-3] != self.num_heads:
-            raise ValueError(
-                f"query: expected {self.num_heads} heads, shape (..., heads, tokens, d_k), "
-                f"got shape {tuple(query.shape)}"
-            )
-        queries, keys = query.shape[-2], key.shape[-2]
-        distance = relative_positions(queries, keys, self.max_distance, query.device)
-        bias = self.bias.to(query.dtype)[:, distance + self.max_distance]
-        bias = bias.expand(*query.shape[:-1], keys)
-        return bias if mask is None else apply_mask(bias, mask)
-
-
-def relative_positions(
-    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
-) -> Int[Tensor, "queries keys"]:
-    """How far each key stands after each query, clipped to ±max_distance.
-
-    The queries are the last of the keys, as in `causal_mask`, so that the last query and
-    the last key have distance 0.
-
-    Source: chapter 6, eq-relative-position.
-    """
-    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
-    j = torch.arange(keys, device=device)
-    return (j - i).clamp(-max_distance, max_distance)

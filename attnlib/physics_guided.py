@@ -15,6 +15,27 @@ from attnlib.checks import broadcasts
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
+def guidance(
+    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
+) -> Float[Tensor, "*batch keys"]:
+    """The bias on the scores of keys whose equation is violated by `residual`.
+
+    Args:
+        residual: of the differential equation at each key; sign and unit do not matter.
+        strength: γ; 0 means no guidance.
+        floor: ε > 0; a key without residual counts as if it had ε times the mean.
+
+    Returns:
+        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
+
+    Source: chapter 6, eq-guidance.
+    """
+    size = residual.abs()
+    mean = size.mean(dim=-1, keepdim=True)
+    relative = torch.where(mean > 0, size / mean, 1.0)
+    return strength * torch.log(relative + floor)
+
+
 class PhysicsGuidedAttention(ScaledDotProductAttention):
     """Attention that prefers keys at which a differential equation is violated.
 
@@ -82,21 +103,6 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             residual = residual.detach().to(wide)
         self.residual = residual
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Converts the residual, too, but to float32 at least: float16 may not hold it."""
-        before = self.residual
-        super()._apply(fn, recurse)
-        if before is not None and self.residual.dtype.itemsize < before.dtype.itemsize:
-            wide = torch.promote_types(self.residual.dtype, torch.float32)
-            self.residual = before.to(self.residual.device, wide)
-        return self
-
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        """Takes the residual as it was saved, whatever its size; none, if none was."""
-        saved = state_dict.get(f"{prefix}residual")
-        self.residual = None if saved is None else torch.empty_like(saved)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def attend(
         self,
         query: Float[Tensor, "*batch queries d_k"],
@@ -120,23 +126,17 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             mask = bias.unsqueeze(-2) if mask is None else bias.unsqueeze(-2) + mask
         return super().attend(query, key, value, mask)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Converts the residual, too, but to float32 at least: float16 may not hold it."""
+        before = self.residual
+        super()._apply(fn, recurse)
+        if before is not None and self.residual.dtype.itemsize < before.dtype.itemsize:
+            wide = torch.promote_types(self.residual.dtype, torch.float32)
+            self.residual = before.to(self.residual.device, wide)
+        return self
 
-def guidance(
-    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
-) -> Float[Tensor, "*batch keys"]:
-    """The bias on the scores of keys whose equation is violated by `residual`.
-
-    Args:
-        residual: of the differential equation at each key; sign and unit do not matter.
-        strength: γ; 0 means no guidance.
-        floor: ε > 0; a key without residual counts as if it had ε times the mean.
-
-    Returns:
-        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
-
-    Source: chapter 6, eq-guidance.
-    """
-    size = residual.abs()
-    mean = size.mean(dim=-1, keepdim=True)
-    relative = torch.where(mean > 0, size / mean, 1.0)
-    return strength * torch.log(relative + floor)
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        """Takes the residual as it was saved, whatever its size; none, if none was."""
+        saved = state_dict.get(f"{prefix}residual")
+        self.residual = None if saved is None else torch.empty_like(saved)
+        super()._load_from_state_dict(state_dict, prefix, *args)
