@@ -23,6 +23,7 @@ CENTRAL = {
     "04": "Projection",
     "07": "LayerNorm",
     "08": "FeedForwardNetwork",
+    "16": "rotate",
     "17": "KVCache",
 }
 # Chapters whose story still has a second definition of what the package defines there.
