@@ -42,13 +42,6 @@ class KVCache:
     def __len__(self) -> int:
         return self.length
 
-    def __repr__(self) -> str:
-        return f"KVCache(capacity={self.capacity}), {self.length} tokens"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
-
     def append(
         self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
     ) -> tuple[Float[Tensor, "*batch keys d_k"], Float[Tensor, "*batch keys d_v"]]:
@@ -87,6 +80,13 @@ class KVCache:
             TypeError, ValueError: length is no whole number between 0 and len(cache).
         """
         self.length = require_count("length", length, least=0, most=self.length)
+
+    def __repr__(self) -> str:
+        return f"KVCache(capacity={self.capacity}), {self.length} tokens"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
 
 
 def room_for(

@@ -365,9 +365,7 @@ def place_heads(
     Source: chapter 17, eq-cached-attention; chapter 16, eq-rotary-score.
     """
     if layer.rotary is not None or positions is not None:
-        tokens = q.select(
-            -3, 0
-        )  # (..., queries, d_k): positions are the same for all heads
+        tokens = q.select(-3, 0)  # (..., queries, d_k): all heads have the same places
         refuse_bad_positions(positions, tokens, rotary=layer.rotary is not None)
         held = None if cache is None else len(cache)
         q, k = turn_heads(layer.rotary, q, k, positions, own_keys, held)
