@@ -50,9 +50,7 @@ class BaseAttention(nn.Module):
         mask: Mask | None = None,
         need_weights: bool = True,
         enable_gqa: bool = False,
-    ) -> tuple[
-        Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"] | None
-    ]:
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], Tensor | None]:
         """Attends from N queries to M keys and mixes their values.
 
         Query, key and value are finite, where a mask forbids them too: a forbidden value
