@@ -134,14 +134,7 @@ class WindowCache:
         self.values: Tensor | None = None  # (..., window, d_v)
 
     def __len__(self) -> int:
-        return self.length
-
-    def __repr__(self) -> str:
-        return f"WindowCache(window={self.window}), {self.length} tokens"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+        return self.length  # all tokens, not those kept: positions go on
 
     def append(
         self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
@@ -191,6 +184,13 @@ class WindowCache:
                 f"tokens are forgotten, got {length}"
             )
         self.length, self.first = length, self.first if length else 0
+
+    def __repr__(self) -> str:
+        return f"WindowCache(window={self.window}), {self.length} tokens"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
 
 
 def in_order(
