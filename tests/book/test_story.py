@@ -23,6 +23,7 @@ CENTRAL = {
     "04": "Projection",
     "07": "LayerNorm",
     "08": "FeedForwardNetwork",
+    "14": "FlashAttention",
     "16": "rotate",
     "17": "KVCache",
     "18": "WindowCache",
