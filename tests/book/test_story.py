@@ -27,6 +27,7 @@ CENTRAL = {
     "06": "LearnedBiasAttention",
     "07": "LayerNorm",
     "08": "FeedForwardNetwork",
+    "14": "FlashAttention",
     "16": "rotate",
     "17": "KVCache",
     "18": "WindowCache",
