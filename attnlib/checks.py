@@ -499,10 +499,8 @@ def require_scale(scale: float | Tensor | None) -> float | Tensor | None:
     return scale
 
 
-def positive_scale(
-    query: Tensor, scale: float | Tensor | None
-) -> tuple[Tensor, float | None]:
-    """Query and scale for a kernel that takes one positive number, or `None`.
+def positive_scale(query: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float]:
+    """Query and scale for a kernel that takes one positive number; `None` means 1/√d_k.
 
     A kernel may mask, or look for the maximum, before it multiplies: a factor below 0 turns
     the order of the scores around, and 0 · -inf is NaN. A tensor may have a gradient. These
@@ -512,9 +510,8 @@ def positive_scale(
     """
     if isinstance(scale, Tensor):
         return query * scale.to(query.dtype), 1.0
-    if scale is not None and scale <= 0:
-        return query * scale, 1.0
-    return query, scale
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    return (query, scale) if scale > 0 else (query * scale, 1.0)
 
 
 def require_flag(name: str, value: bool) -> bool:

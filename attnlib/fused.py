@@ -94,9 +94,8 @@ def attend_fused(
         query, scale = positive_scale(query, scale)
     leading = query.shape[:-2]
     if mask is not None and mask.dim() > 2:
-        if len(leading) > 2:
-            mask = mask.expand(*leading, *mask.shape[-2:])
-        mask = four_dimensional(mask)
+        whole = mask.expand(*leading, *mask.shape[-2:]) if len(leading) > 2 else mask
+        mask = four_dimensional(whole)
     if len(leading) != 2:
         four = (four_dimensional(x) for x in (query, key, value))
         output = attend_fused(*four, mask, causal=causal, window=window, scale=scale)
@@ -107,8 +106,7 @@ def attend_fused(
     attend = F.scaled_dot_product_attention
     if query.shape[1] != key.shape[1]:  # heads of query share those of key
         if mask is None and queries == 1:  # each sees every key: rows of one head, faster
-            shared = query.shape[1] // key.shape[1]
-            rows = query.reshape(len(query), key.shape[1], shared, query.shape[-1])
+            rows = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
             return attend(rows, key, value, scale=scale).flatten(1, 2).unsqueeze(2)
         attend = partial(attend, enable_gqa=True)
     if mask is None and (not causal or queries == 1):  # the last query sees every key
@@ -123,10 +121,8 @@ def attend_fused(
         mask = both_masks(mask, causal_mask(queries, keys, query.device))
     if mask.dim() < 2:  # which PyTorch's function does not repeat
         mask = mask.expand(1, keys)
-    if mask.dtype == torch.bool:
-        empty = ~mask.any(dim=-1, keepdim=True)
-    else:
-        empty = (mask == -torch.inf).all(dim=-1, keepdim=True)
+    forbidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+    empty = forbidden.all(dim=-1, keepdim=True)
     mask = mask.masked_fill(empty, mask.dtype == torch.bool)  # nobody is to divide by 0
     return attend(query, key, value, attn_mask=mask, scale=scale).masked_fill(empty, 0.0)
 

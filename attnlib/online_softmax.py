@@ -167,7 +167,7 @@ def online_attention(blocks: Iterable[tuple[Tensor, Tensor]]) -> SoftmaxState:
 
     Source: chapter 13, eq-online-max, eq-online-step, eq-running-output.
     """
-    maximum, total, output = torch.tensor(-torch.inf), 0.0, 0.0
+    maximum, total, output = torch.tensor(-torch.inf, device="cpu"), 0.0, 0.0
     for scores, value in blocks:
         scores, value = prepare_block(scores, value)
         shape = (*scores.shape[:-1], value.shape[-1])

@@ -148,7 +148,6 @@ def split_attention(
     refuse_bad_inputs(query, key, value, mask)
     require_count("split_size", split_size)
     query, scale = positive_scale(query, require_scale(scale))
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     (queries, _), (keys, d_v) = query.shape[-2:], value.shape[-2:]
     if mask is None:
         mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
@@ -491,7 +490,6 @@ def paged_attention(
     """
     table = table_of(cache, sequences, query, enable_gqa)
     query, scale = positive_scale(query, require_scale(scale))
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     shape, heads = query.shape, cache.keys.shape[2:-1]
     queries, d_v, device = shape[-2], cache.values.shape[-1], query.device
     group = math.prod(shape[1:-2]) // max(1, math.prod(heads))

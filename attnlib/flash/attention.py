@@ -100,7 +100,6 @@ def attend_tiles(
     Source: chapter 14.
     """
     query, scale = positive_scale(query, scale)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     if block_size is not None:
         block_size = list(block_sizes(block_size, matrices=1, queries=1, causal=causal))
     # A graph takes the operator, which has the same gradient; torch.func the Function.

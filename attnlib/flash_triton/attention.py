@@ -256,7 +256,6 @@ def prepare(
     """
     # The kernels take the maximum before they scale: only right if it is positive.
     query, scale = positive_scale(query, scale)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     if query.dtype == torch.bfloat16 and interpreted():  # whose products of it are wrong
         query, key, value = query.float(), key.float(), value.float()
     if mask is not None:

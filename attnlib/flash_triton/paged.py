@@ -228,7 +228,6 @@ def paged_attention_triton(
         raise RuntimeError("query: expected a GPU of compute capability 8.0 or higher")
     shape, dtype = query.shape, query.dtype
     query, scale = positive_scale(query, require_scale(scale))
-    scale = shape[-1] ** -0.5 if scale is None else float(scale)
     if dtype == torch.bfloat16 and interpreted():  # whose products of it are wrong
         query, keys, values = query.float(), keys.float(), values.float()
     if keys.dim() == 3:

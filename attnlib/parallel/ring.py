@@ -266,7 +266,7 @@ def gather_places(
     Source: chapter 24, eq-rule.
     """
     rank, size = ring_of(group)
-    plain = [torch.arange(size * count).view(size, -1) for count in tokens]
+    plain = [torch.arange(size * n, device="cpu").view(size, -1) for n in tokens]
     plain[0] += size * (tokens[1] - tokens[0])  # the last query is the last token
     if positions is None and documents is None:
         return [torch.stack([x, torch.zeros_like(x)], dim=1) for x in plain]
@@ -292,7 +292,9 @@ def refuse_bad_keys(
     """
     at, of = (x.flatten() - x.min() if x.numel() else x.flatten() for x in keys.unbind(1))
     places = keys[:, 0].flatten().sort().values
-    if mask is not None and not torch.equal(places, torch.arange(len(places))):
+    if mask is not None and not torch.equal(
+        places, torch.arange(len(places), device="cpu")
+    ):
         raise ValueError(
             f"positions: expected each of 0 to {len(places) - 1} once among the keys of "
             "all ranks, since they are columns of mask"
@@ -416,7 +418,6 @@ def ring_attention(
         refuse_bad_keys(mask, rule, keys)
     rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
     query, scale = positive_scale(query, scale)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
     mask = fold_mask(mask, query, heads)
     output, lse = RingFunction.apply(fold_heads(query, heads), key, value, mask, plan)
