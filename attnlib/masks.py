@@ -53,6 +53,28 @@ def causal_mask(
     return j <= i[:, None] + (keys - queries)
 
 
+def window_mask(
+    queries: int, keys: int, window: int, device: torch.device | str | None = None
+) -> Bool[Tensor, "queries keys"]:
+    """Which keys are near each query: True where they are less than `window` tokens apart.
+
+    Args:
+        queries: number of queries N, which are the last of the tokens, as in `causal_mask`.
+        keys: number of keys M.
+        window: a query sees itself and window - 1 tokens on each side; with `causal_mask`
+            beside it, the last `window` tokens, itself among them.
+        device: where to make the mask.
+
+    Returns:
+        Boolean mask of shape (N, M), True = may attend.
+
+    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
+    """
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (i - j).abs() < window
+
+
 def both_masks(mask: Mask | None, allowed: Bool[Tensor, "queries keys"]) -> Mask:
     """A mask, or none, that forbids as well what a boolean one forbids.
 
@@ -99,28 +121,6 @@ def one_mask(
         return added, None  # without a mask of its own, each query sees itself
     empty = added.amax(dim=-1, keepdim=True) == -torch.inf
     return added.masked_fill(empty, 0.0), empty
-
-
-def window_mask(
-    queries: int, keys: int, window: int, device: torch.device | str | None = None
-) -> Bool[Tensor, "queries keys"]:
-    """Which keys are near each query: True where they are less than `window` tokens apart.
-
-    Args:
-        queries: number of queries N, which are the last of the tokens, as in `causal_mask`.
-        keys: number of keys M.
-        window: a query sees itself and window - 1 tokens on each side; with `causal_mask`
-            beside it, the last `window` tokens, itself among them.
-        device: where to make the mask.
-
-    Returns:
-        Boolean mask of shape (N, M), True = may attend.
-
-    Source: chapter 1, eq-causal-allowed; chapter 18 for windows.
-    """
-    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
-    j = torch.arange(keys, device=device)
-    return (i - j).abs() < window
 
 
 def padding_mask(
