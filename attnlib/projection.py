@@ -59,12 +59,12 @@ class Projection(nn.Module):
         """
         try:
             output = F.linear(input, self.W.T, self.b)  # input @ W + b in one step
+            if output.is_nested or output.is_complex() or output.device != self.W.device:
+                raise TypeError("input: PyTorch takes it in silence")
+            return output
         except Exception:
             refuse_bad_tokens("input", input, self.W.shape[0], self.W)
             raise
-        if output.is_nested or output.is_meta or output.is_complex():  # taken in silence
-            refuse_bad_tokens("input", input, self.W.shape[0], self.W)
-        return output
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> "Projection":
