@@ -6,7 +6,7 @@ below are sorted by chapter.
 
 from attnlib import backprop, hf, testing
 from attnlib.base import BaseAttention
-from attnlib.cache import KVCache
+from attnlib.cache import KVCache, WindowCache
 from attnlib.causal_attention import CausalAttention
 from attnlib.checks import refuse_bad_inputs
 from attnlib.distance_bias import LearnedBiasAttention
@@ -21,7 +21,7 @@ from attnlib.fused import fused_attention
 from attnlib.gated_feed_forward import GatedFeedForward
 from attnlib.generation import sample
 from attnlib.gpt2 import GPT2
-from attnlib.grouped_query import LatentAttention, WindowCache, add_sink
+from attnlib.latent import LatentAttention
 from attnlib.layer_norm import LayerNorm
 from attnlib.llama import Llama
 from attnlib.masks import (
@@ -34,6 +34,7 @@ from attnlib.masks import (
 from attnlib.multi_head import MultiHeadAttention
 from attnlib.online_softmax import (
     SoftmaxState,
+    add_sink,
     block_state,
     merge_outputs,
     merge_states,

@@ -1,7 +1,8 @@
 # Made from book/17_cache.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """A cache: the keys and values of the tokens that were read before.
 
-Derived in chapter 17, "A cache" (book/17_cache.ipynb).
+Derived in chapter 17, "A cache" (book/17_cache.ipynb), and in chapter 18, "Fewer keys"
+(book/18_fewer_keys.ipynb).
 """
 
 import torch
@@ -40,13 +41,6 @@ class KVCache:
 
     def __len__(self) -> int:
         return self.length
-
-    def __repr__(self) -> str:
-        return f"KVCache(capacity={self.capacity}), {self.length} tokens"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
 
     def append(
         self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
@@ -87,6 +81,13 @@ class KVCache:
         """
         self.length = require_count("length", length, least=0, most=self.length)
 
+    def __repr__(self) -> str:
+        return f"KVCache(capacity={self.capacity}), {self.length} tokens"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+
 
 def room_for(
     like: Float[Tensor, "*batch new d"], capacity: int, old: Tensor | None
@@ -101,3 +102,105 @@ def room_for(
         return old
     with torch.inference_mode(False):  # or it could be written in that mode only
         return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+class WindowCache:
+    """The keys and values of the last `window` tokens, for heads with such a window.
+
+    It counts all tokens, so that positions go on, and keeps the last ones: token t stands
+    in place t mod window, where the token before it that stood there is written over. Like
+    `KVCache`, it takes no tensor with a gradient.
+
+    Args:
+        window: how many tokens it keeps; heads with a longer window, or none, are refused.
+        capacity: the most tokens that may be appended in all; `None` sets no limit.
+
+    Attributes:
+        window, capacity: as above.
+        nbytes: the bytes that its memory takes; 0 before the first `append`.
+
+    Raises:
+        TypeError: window or capacity is no whole number.
+        ValueError: window or capacity below 1.
+
+    Source: chapter 18, eq-ring-place, eq-window-visible.
+    """
+
+    def __init__(self, window: int, capacity: int | None = None) -> None:
+        self.window = require_count("window", window)
+        self.capacity = require_count("capacity", 2**62 if capacity is None else capacity)
+        self.length = self.first = 0  # tokens in all; the first that is still here
+        self.keys: Tensor | None = None  # (..., window, d_k)
+        self.values: Tensor | None = None  # (..., window, d_v)
+
+    def __len__(self) -> int:
+        return self.length  # all tokens, not those kept: positions go on
+
+    def append(
+        self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
+    ) -> tuple[Float[Tensor, "*batch keys d_k"], Float[Tensor, "*batch keys d_v"]]:
+        """Adds the keys and values of new tokens; returns all that these see.
+
+        Args:
+            key: shape (..., N, d_k), usually (batch, heads, N, d_k).
+            value: shape (..., N, d_v).
+
+        Returns:
+            Keys and values of the last window - 1 tokens before, or all if there are
+            fewer, and of the new ones, in the order of the text; with no new ones, all
+            that it keeps. They are copies.
+
+        Raises:
+            TypeError, ValueError: see `KVCache.append`.
+        """
+        held = (self.keys, self.values) if self.length else None
+        refuse_bad_append(key, value, held, self.capacity - self.length)
+        if held is None:
+            self.keys = room_for(key, self.window, self.keys)
+            self.values = room_for(value, self.window, self.values)
+        start, end = self.length, self.length + key.shape[-2]
+        first = max(self.first, start - self.window + min(1, end - start))
+        stay = torch.arange(max(start, end - self.window), end, device=key.device)
+        seen = []
+        for ring, new in ((self.keys, key), (self.values, value)):
+            seen.append(torch.cat([*in_order(ring, first, start), new], dim=-2))
+            ring[..., stay % self.window, :] = new[..., stay - start, :]
+        self.length, self.first = end, max(self.first, end - self.window)
+        return seen[0], seen[1]
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens.
+
+        Raises:
+            TypeError: length is no whole number.
+            ValueError: not between 0 and len(cache), or what the next token would see has
+                been written over. The last token can be taken back, and all.
+        """
+        require_count("length", length, least=0, most=self.length)
+        if length and max(0, length - self.window + 1) < self.first:
+            least = self.first + self.window - 1
+            raise ValueError(
+                f"length: expected 0, or at least {least}, since the first {self.first} "
+                f"tokens are forgotten, got {length}"
+            )
+        self.length, self.first = length, self.first if length else 0
+
+    def __repr__(self) -> str:
+        return f"WindowCache(window={self.window}), {self.length} tokens"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+
+
+def in_order(
+    ring: Float[Tensor, "*batch window d"], first: int, end: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens first to end - 1 of a ring, as two pieces: up to its last place, and from 0.
+
+    Source: chapter 18, eq-ring-place.
+    """
+    window = ring.shape[-2]
+    place, count = first % window, end - first
+    over = max(0, place + count - window)
+    return ring[..., place : place + count, :], ring[..., :over, :]

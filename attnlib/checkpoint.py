@@ -330,7 +330,8 @@ def load_into(
     for name in (name for name in tensors if name in plan):  # in the order of the files
         parts = plan[name].parts(tensors[name], here)
         for parameter, part in zip(plan[name].parameters, parts, strict=True):
-            fresh = part.to(device or "cpu", dtype, copy=True)
+            order = torch.contiguous_format  # a transposed part, too
+            fresh = part.to(device or "cpu", dtype, copy=True, memory_format=order)
             put_parameter(module, parameter, fresh, here[parameter].requires_grad)
         del parts, part  # so that the file's memory is released before the next
         done += sizes[name]
@@ -353,6 +354,9 @@ def order_memory(model: nn.Module) -> None:
     A matrix W, and the table of tokens where it makes the logits, goes row after row if a
     row is longer than a column, otherwise column after column, as `nn.Linear` has it; in
     types of two bytes, always the latter. The numbers stay the same.
+
+    It is for a model that only writes: what goes column after column is not contiguous, and
+    `torch.nn.utils.parameters_to_vector` and `torch.optim.LBFGS` refuse such a parameter.
 
     Args:
         model: a language model; without a `head`, its token embedding makes the logits.

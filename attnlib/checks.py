@@ -4,8 +4,9 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -54,7 +55,11 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def refuse_bad_inputs(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    enable_gqa: bool = False,
 ) -> None:
     """Refuses what an attention can't compute, before any arithmetic.
 
@@ -63,6 +68,7 @@ def refuse_bad_inputs(
         key: expected (..., M, d_k), dtype, device and leading dimensions of query.
         value: expected (..., M, d_v), likewise.
         mask: expected to broadcast to (..., N, M), boolean or of the dtype of query.
+        enable_gqa: whether query may have a multiple of the heads of key and value.
 
     Raises:
         TypeError: not a tensor, not floating point, or a mixed dtype.
@@ -70,31 +76,61 @@ def refuse_bad_inputs(
 
     Source: the contract, appendix A.
     """
-    if not fit_together(query, key, value):
-        refuse_misfits(query, key, value)
+    refuse_misfits(one_each(query, key) if enable_gqa else query, key, value)
     if mask is not None:
         refuse_bad_mask(mask, query, keys=key.shape[-2])
 
 
-def fit_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `refuse_misfits` would find nothing, in a fraction of its time.
+def one_each(query: Tensor, key: Tensor) -> Tensor:
+    """The first of the query's heads that share a head of key; query, if none do.
+
+    Raises:
+        ValueError: the number of heads of query is no multiple of those of key.
+
+    Source: chapter 18, eq-grouped-heads; the contract, appendix A.
+    """
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    if not tensors or query.is_nested or key.is_nested:
+        return query
+    if query.dim() < 3 or key.dim() != query.dim() or key.shape[-3] == query.shape[-3]:
+        return query
+    heads, shared = query.shape[-3], key.shape[-3]
+    if shared == 0 or heads % shared:
+        expected = f"key: expected a number of heads that divides {heads}, that of query"
+        raise ValueError(f"{expected}, got {shared}")
+    return query[..., :: heads // shared, :, :] if heads else query
+
+
+def fitting(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Query, key, value and mask as autocast gives them, if an attention can take them.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_inputs`.
 
     Source: the contract, appendix A.
     """
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
-        return False
-    if not isinstance(value, Tensor) or not query.is_floating_point():
-        return False
-    if query.is_nested or key.is_nested or value.is_nested:
-        return False
-    if not (query.dtype == key.dtype == value.dtype):
-        return False
-    if not (query.device == key.device == value.device):
-        return False
-    q, k, v = query.shape, key.shape, value.shape
-    if len(q) < 2 or not q[:-2] == k[:-2] == v[:-2] or len(q) != len(k) or len(q) != len(v):
-        return False
-    return q[-1] == k[-1] != 0 and k[-2] == v[-2]
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    tensors = tensors and isinstance(value, Tensor)
+    kind = query.device.type if tensors else "cpu"
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        query, key, value, mask = as_autocast(query, key, value, mask)
+    if not (  # in one look what refuse_bad_inputs looks for one by one
+        tensors
+        and query.is_floating_point()
+        and query.dtype == key.dtype == value.dtype
+        and query.device == key.device == value.device
+        and not (query.is_nested or key.is_nested or value.is_nested)
+        and query.dim() == key.dim() == value.dim() > 1
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        and query.shape[-1] == key.shape[-1] != 0
+        and key.shape[-2] == value.shape[-2]
+    ):
+        refuse_bad_inputs(query, key, value, mask, enable_gqa)
+    elif mask is not None:
+        refuse_bad_mask(mask, query, keys=key.shape[-2])
+    return query, key, value, mask
 
 
 def refuse_nested(name: str, tensor: Tensor) -> None:
@@ -152,7 +188,7 @@ def refuse_misfits(query: Tensor, key: Tensor, value: Tensor) -> None:
 def refuse_bad_tokens(
     name: str, x: Tensor, features: int, weight: Tensor, dims: int = 1
 ) -> None:
-    """Refuses input that a layer with this weight can't take, before any arithmetic.
+    """Refuses input that a layer with this weight can't take, or says what was wrong.
 
     Args:
         name: the argument's name, for the message.
@@ -162,8 +198,8 @@ def refuse_bad_tokens(
         dims: the least number of dimensions.
 
     Raises:
-        TypeError: not a floating-point tensor, or not of the dtype of weight (which
-            autocast would convert, so under autocast any floating dtype will do).
+        TypeError: not a floating-point tensor, or not of the dtype of weight. Under
+            autocast any floating dtype will do but float64, which it leaves as it is.
         ValueError: too few dimensions, wrong number of features, or another device.
 
     Source: the contract, appendix A.
@@ -179,8 +215,42 @@ def refuse_bad_tokens(
         )
     if x.device != weight.device:
         raise ValueError(f"{name}: expected device {weight.device}, got {x.device}")
-    if x.dtype != weight.dtype and not under_autocast(x.device):
-        raise TypeError(f"{name}: expected {weight.dtype} as the weights, got {x.dtype}")
+    if x.dtype != weight.dtype:
+        left = torch.float64 in (x.dtype, weight.dtype)
+        converted = under_autocast(x.device)
+        if left or not converted:
+            why = ", as autocast does not convert float64" if left and converted else ""
+            raise TypeError(
+                f"{name}: expected {weight.dtype} as the weights, got {x.dtype}{why}"
+            )
+
+
+def explain_tokens(layer: nn.Module, features: int, **tokens: Tensor) -> None:
+    """Says what is wrong with the tokens of a layer, after PyTorch has refused them.
+
+    Args:
+        layer: the first of its projections, whose parameters have its dtype and device.
+        features: size of the last dimension of the tokens.
+        tokens: by the names of the arguments.
+
+    Raises:
+        TypeError, ValueError: see `refuse_bad_tokens`; nothing, if it finds nothing.
+
+    Source: the contract, appendix A.
+    """
+    weight = next(layer.parameters())
+    for name, x in tokens.items():
+        refuse_bad_tokens(name, x, features, weight, dims=2)
+
+
+def copy_parameter(parameter: Tensor | None) -> nn.Parameter | None:
+    """A copy of a parameter, frozen if it is; none of none.
+
+    Source: the contract, appendix A.
+    """
+    if parameter is None:
+        return None
+    return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
 
 
 def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
@@ -195,9 +265,11 @@ def refuse_ambiguous_mask(mask: Tensor | None, query: Tensor) -> None:
         return
     got = f"got shape {tuple(mask.shape)}"
     if query.dim() == 2:
+        per_head = mask.dim() == 4 and mask.shape[1] > 1
+        each = "; a mask for each head needs a batch: tokens[None]" if per_head else ""
         raise ValueError(
             "mask: expected 2 dimensions (queries, keys) as the tokens have no batch, "
-            f"{got}"
+            f"{got}{each}"
         )
     if mask.dim() != 4:
         raise ValueError(
@@ -361,10 +433,13 @@ def require_turning(d_k: int, base: float, turns: tuple[float, float] | None = N
         turns: expected `None`, or two positive numbers that rise.
 
     Raises:
+        TypeError: d_k is no whole number.
         ValueError: one of these is not so.
 
     Source: chapter 16; the contract, appendix A.
     """
+    if isinstance(d_k, bool) or not isinstance(d_k, Integral):
+        raise TypeError(f"d_k: expected a whole number, got {d_k!r}")
     if d_k < 2 or d_k % 2:
         raise ValueError(f"d_k: expected an even number of features, got {d_k}")
     if not base > 1:
@@ -393,6 +468,50 @@ def require_probability(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise ValueError(expected)
     return value
+
+
+def require_scale(scale: float | Tensor | None) -> float | Tensor | None:
+    """Returns `scale` if it can be a factor on the scores.
+
+    Args:
+        scale: expected `None`, a finite number, or a floating-point tensor of one number,
+            or of one for each head, (heads, 1, 1), which may learn.
+
+    Raises:
+        TypeError: anything else, a truth value too, which Python takes for 0 or 1.
+        ValueError: a number that is not finite, or a tensor of another shape.
+
+    Source: the contract, appendix A.
+    """
+    if scale is None:
+        return None
+    if isinstance(scale, Tensor) and scale.is_floating_point():
+        if scale.shape not in ((), (1,)) and (scale.dim() != 3 or scale[0].numel() != 1):
+            wanted = "one number, or one for each head, (heads, 1, 1)"
+            raise ValueError(f"scale: expected {wanted}, got shape {tuple(scale.shape)}")
+        return scale
+    if isinstance(scale, bool | Tensor) or not isinstance(scale, Real):
+        raise TypeError(
+            f"scale: expected None, a number or a tensor of floats, got {scale!r}"
+        )
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale!r}")
+    return scale
+
+
+def positive_scale(query: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float]:
+    """Query and scale for a kernel that takes one positive number; `None` means 1/√d_k.
+
+    A kernel may mask, or look for the maximum, before it multiplies: a factor below 0 turns
+    the order of the scores around, and 0 · -inf is NaN. A tensor may have a gradient. These
+    are multiplied to the query before.
+
+    Source: appendix B; chapter 15, eq-raw-maximum.
+    """
+    if isinstance(scale, Tensor):
+        return query * scale.to(query.dtype), 1.0
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    return (query, scale) if scale > 0 else (query * scale, 1.0)
 
 
 def require_flag(name: str, value: bool) -> bool:
@@ -433,19 +552,54 @@ def require_window(window: int | None) -> int | None:
 
 
 def require_sizes(**sizes: int) -> None:
-    """Refuses a number of features, heads, layers or tokens below 1.
+    """Refuses a number of features, heads, layers or tokens that is none, or below 1.
 
     Args:
         sizes: by the names of the arguments.
 
     Raises:
+        TypeError: one of them is no whole number, or a truth value.
         ValueError: one of them is below 1.
 
     Source: the contract, appendix A.
     """
     for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"{name}: expected a whole number, got {size!r}")
         if size < 1:
             raise ValueError(f"{name}: expected at least 1, got {size}")
+
+
+def refuse_other_module(name: str, module: nn.Module, wanted: type[nn.Module]) -> None:
+    """Refuses to copy a module of PyTorch whose numbers are not what it computes with.
+
+    Args:
+        name: the argument's name, for the message.
+        module: expected of the class wanted, or of a subclass without methods of its own
+            for what the class computes with.
+        wanted: the class whose arithmetic is known.
+
+    Raises:
+        TypeError: of another class, or with such a method of its own.
+        ValueError: a parameter that has become a tensor, made anew at each call.
+
+    Source: the contract, appendix A.
+    """
+    expected = f"{name}: expected an nn.{wanted.__name__}"
+    if not isinstance(module, wanted):
+        raise TypeError(f"{expected}, got {type(module).__name__}")
+    for method in ("forward", "_sa_block", "_ff_block"):
+        theirs = getattr(wanted, method, None)
+        if getattr(getattr(module, method, None), "__func__", None) is not theirs:
+            raise TypeError(
+                f"{expected}, got {type(module).__name__} with its own {method}"
+            )
+    for parameter in ("weight", "bias", "in_proj_weight", "in_proj_bias"):
+        if isinstance(vars(module).get(parameter), Tensor):
+            raise ValueError(
+                f"{expected} whose {parameter} is a parameter, got a tensor made of "
+                "others; prune.remove or remove_weight_norm makes it one"
+            )
 
 
 def require_causal(heads: nn.Module) -> None:
@@ -467,6 +621,8 @@ def require_causal(heads: nn.Module) -> None:
             )
 
 
+# Options that change the numbers of an attention, and what changes nothing.
+NEUTRAL = {"causal": False, "window": None, "scale": None, "dropout": 0.0, "softcap": None}
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 

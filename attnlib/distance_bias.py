@@ -8,9 +8,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnlib.checks import as_autocast, refuse_bad_inputs, require_sizes
+from attnlib.checks import require_sizes
 from attnlib.masks import Mask, apply_mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
+
+
+def relative_positions(
+    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
+) -> Int[Tensor, "queries keys"]:
+    """How far each key stands after each query, clipped to ±max_distance.
+
+    The queries are the last of the keys, as in `causal_mask`, so that the last query and
+    the last key have distance 0.
+
+    Source: chapter 6, eq-relative-position.
+    """
+    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    j = torch.arange(keys, device=device)
+    return (j - i).clamp(-max_distance, max_distance)
 
 
 class LearnedBiasAttention(ScaledDotProductAttention):
@@ -50,20 +65,17 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         self.num_heads, self.max_distance = num_heads, max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))
 
-    def forward(
+    def biased(
         self,
         query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch heads keys d_k"],
-        value: Float[Tensor, "*batch heads keys d_v"],
-        mask: Mask | None = None,
-        need_weights: bool = True,
-    ) -> tuple[
-        Float[Tensor, "*batch heads queries d_v"],
-        Float[Tensor, "*batch heads queries keys"] | None,
-    ]:
-        """Output and weights; see `BaseAttention.forward`. Heads are dimension -3."""
-        query, key, value, mask = as_autocast(query, key, value, mask)
-        refuse_bad_inputs(query, key, value, mask)
+        key: Float[Tensor, "*shared keys d_k"],
+        mask: Mask | None,
+    ) -> Float[Tensor, "*batch heads queries keys"]:
+        """The bias of each pair, with a mask applied to it.
+
+        Raises:
+            ValueError: another number of heads.
+        """
         if query.dim() < 3 or query.shape[-3] != self.num_heads:
             raise ValueError(
                 f"query: expected {self.num_heads} heads, shape (..., heads, tokens, d_k), "
@@ -73,21 +85,28 @@ class LearnedBiasAttention(ScaledDotProductAttention):
         distance = relative_positions(queries, keys, self.max_distance, query.device)
         bias = self.bias.to(query.dtype)[:, distance + self.max_distance]
         bias = bias.expand(*query.shape[:-1], keys)
-        if mask is not None:
-            bias = apply_mask(bias, mask)
-        return super().forward(query, key, value, bias, need_weights)
+        return bias if mask is None else apply_mask(bias, mask)
 
+    def attend(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch heads keys d_k"],
+        value: Float[Tensor, "*batch heads keys d_v"],
+        mask: Float[Tensor, "..."] | None,
+    ) -> tuple[
+        Float[Tensor, "*batch heads queries d_v"],
+        Float[Tensor, "*batch heads queries keys"],
+    ]:
+        """Output and weights; see `BaseAttention.attend`. Heads are dimension -3."""
+        return super().attend(query, key, value, self.biased(query, key, mask))
 
-def relative_positions(
-    queries: int, keys: int, max_distance: int, device: torch.device | str | None = None
-) -> Int[Tensor, "queries keys"]:
-    """How far each key stands after each query, clipped to ±max_distance.
-
-    The queries are the last of the keys, as in `causal_mask`, so that the last query and
-    the last key have distance 0.
-
-    Source: chapter 6, eq-relative-position.
-    """
-    i = torch.arange(queries, device=device)[:, None] + (keys - queries)
-    j = torch.arange(keys, device=device)
-    return (j - i).clamp(-max_distance, max_distance)
+    def attend_without_weights(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*shared keys d_k"],
+        value: Float[Tensor, "*shared keys d_v"],
+        mask: Mask | None,
+    ) -> Float[Tensor, "*batch heads queries d_v"] | None:
+        """The output by PyTorch's function, of which the bias is a mask."""
+        mask = self.biased(query, key, mask)
+        return super().attend_without_weights(query, key, value, mask)

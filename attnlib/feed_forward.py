@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import require_probability
+from attnlib.checks import require_probability, require_sizes
 from attnlib.projection import Projection
 
 Activation = Callable[[Tensor], Tensor]  # acts entry by entry
@@ -32,6 +32,7 @@ class FeedForwardNetwork(nn.Module):
         linear_2: `Projection(d_ff, d_model)`.
 
     Raises:
+        TypeError: d_model or d_ff is no whole number, or dropout is no number.
         ValueError: d_model or d_ff below 1, or dropout outside [0, 1].
 
     Source: chapter 8, eq-feed-forward; Vaswani et al. (2017), eq. 2.
@@ -45,33 +46,12 @@ class FeedForwardNetwork(nn.Module):
         activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
+        require_sizes(d_model=d_model)
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.linear_1 = Projection(d_model, d_ff)
         self.linear_2 = Projection(d_ff, d_model)
         self.dropout = require_probability("dropout", dropout)
         self.activation = activation
-
-    @classmethod
-    def from_torch(
-        cls,
-        linear_1: nn.Linear,
-        linear_2: nn.Linear,
-        activation: Activation = torch.relu,
-    ) -> "FeedForwardNetwork":
-        """A network with copies of two `nn.Linear`.
-
-        Raises:
-            ValueError: the second does not map back what the first maps.
-        """
-        there, back = tuple(linear_1.weight.shape), tuple(linear_2.weight.shape)
-        if there != back[::-1]:
-            raise ValueError(
-                f"linear_2: expected a weight of shape {there[::-1]}, got {back}"
-            )
-        network = cls(linear_1.in_features, linear_1.out_features, activation=activation)
-        network.linear_1 = Projection.from_linear(linear_1)
-        network.linear_2 = Projection.from_linear(linear_2)
-        return network
 
     def forward(
         self, input: Float[Tensor, "*batch d_model"]
@@ -84,3 +64,26 @@ class FeedForwardNetwork(nn.Module):
         """
         hidden = self.activation(self.linear_1(input))
         return self.linear_2(F.dropout(hidden, self.dropout, self.training))
+
+    @classmethod
+    def from_torch(
+        cls,
+        linear_1: nn.Linear,
+        linear_2: nn.Linear,
+        activation: Activation = torch.relu,
+    ) -> "FeedForwardNetwork":
+        """A network with copies of two `nn.Linear`.
+
+        Raises:
+            TypeError: see `Projection.from_linear`.
+            ValueError: see there; or the second does not map back what the first maps.
+        """
+        first, second = map(Projection.from_linear, (linear_1, linear_2))
+        there, back = tuple(linear_1.weight.shape), tuple(linear_2.weight.shape)
+        if there != back[::-1]:
+            raise ValueError(
+                f"linear_2: expected a weight of shape {there[::-1]}, got {back}"
+            )
+        network = cls(*there[::-1], activation=activation)
+        network.linear_1, network.linear_2 = first, second
+        return network

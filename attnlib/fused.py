@@ -12,8 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlib.checks import as_autocast, refuse_bad_inputs, require_window
-from attnlib.masks import Mask, both_masks, causal_mask, windowed
+from attnlib.checks import (
+    as_autocast,
+    positive_scale,
+    refuse_bad_inputs,
+    require_scale,
+    require_window,
+)
+from attnlib.masks import Mask, both_masks, causal_mask, window_mask
 
 
 def four_dimensional(tensor: Tensor) -> Tensor:
@@ -34,7 +40,7 @@ def fused_attention(
     *,
     causal: bool = False,
     window: int | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
 ) -> Float[Tensor, "*batch queries d_v"]:
     """softmax(QKᵀ/√d_k) V by `F.scaled_dot_product_attention`, which stores no weights.
 
@@ -64,8 +70,8 @@ def fused_attention(
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
-    options = {"causal": causal, "window": require_window(window), "scale": scale}
-    return attend_fused(query, key, value, mask, **options)
+    options = {"window": require_window(window), "scale": require_scale(scale)}
+    return attend_fused(query, key, value, mask, causal=causal, **options)
 
 
 def attend_fused(
@@ -76,7 +82,7 @@ def attend_fused(
     *,
     causal: bool,
     window: int | None = None,
-    scale: float | None,
+    scale: float | Tensor | None,
 ) -> Tensor:
     """`fused_attention` of what has been looked at already, where heads may share keys.
 
@@ -84,11 +90,12 @@ def attend_fused(
 
     Source: appendix B.
     """
+    if scale is not None:
+        query, scale = positive_scale(query, scale)
     leading = query.shape[:-2]
     if mask is not None and mask.dim() > 2:
-        if len(leading) > 2:
-            mask = mask.expand(*leading, *mask.shape[-2:])
-        mask = four_dimensional(mask)
+        whole = mask.expand(*leading, *mask.shape[-2:]) if len(leading) > 2 else mask
+        mask = four_dimensional(whole)
     if len(leading) != 2:
         four = (four_dimensional(x) for x in (query, key, value))
         output = attend_fused(*four, mask, causal=causal, window=window, scale=scale)
@@ -99,7 +106,7 @@ def attend_fused(
     attend = F.scaled_dot_product_attention
     if query.shape[1] != key.shape[1]:  # heads of query share those of key
         if mask is None and queries == 1:  # each sees every key: rows of one head, faster
-            rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+            rows = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
             return attend(rows, key, value, scale=scale).flatten(1, 2).unsqueeze(2)
         attend = partial(attend, enable_gqa=True)
     if mask is None and (not causal or queries == 1):  # the last query sees every key
@@ -114,10 +121,8 @@ def attend_fused(
         mask = both_masks(mask, causal_mask(queries, keys, query.device))
     if mask.dim() < 2:  # which PyTorch's function does not repeat
         mask = mask.expand(1, keys)
-    if mask.dtype == torch.bool:
-        empty = ~mask.any(dim=-1, keepdim=True)
-    else:
-        empty = (mask == -torch.inf).all(dim=-1, keepdim=True)
+    forbidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+    empty = forbidden.all(dim=-1, keepdim=True)
     mask = mask.masked_fill(empty, mask.dtype == torch.bool)  # nobody is to divide by 0
     return attend(query, key, value, attn_mask=mask, scale=scale).masked_fill(empty, 0.0)
 
@@ -137,5 +142,5 @@ def within_window(
     if mask is not None and mask.dim() > 0 and mask.shape[-1] > 1:
         mask = mask[..., first:]
     if window < max(queries, keys - first):  # else it hides nothing
-        mask = windowed(mask, queries, keys - first, window, query.device)
+        mask = both_masks(mask, window_mask(queries, keys - first, window, query.device))
     return key, value, mask

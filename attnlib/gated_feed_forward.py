@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlib.checks import require_sizes
 from attnlib.feed_forward import Activation
 from attnlib.projection import Projection
 
@@ -27,6 +28,7 @@ class GatedFeedForward(nn.Module):
         down_proj: `Projection(d_ff, d_model)`.
 
     Raises:
+        TypeError: d_model or d_ff is no whole number.
         ValueError: d_model or d_ff below 1.
 
     Source: chapter 21, eq-gated-feed-forward, eq-gated-width; Shazeer (2020).
@@ -40,6 +42,7 @@ class GatedFeedForward(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        require_sizes(d_model=d_model)
         d_ff = round(8 * d_model / 3) if d_ff is None else d_ff
         self.gate_proj = Projection(d_model, d_ff, bias)
         self.up_proj = Projection(d_model, d_ff, bias)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlib.checkpoint import (
     Into,
     Report,
     load_into,
-    order_memory,
     read_config,
     read_tensors,
     refuse_another_head,
@@ -148,6 +147,8 @@ class GPT2(LanguageModel):
     ) -> "GPT2":
         """The model in a folder with config.json and safetensors files, ready to write.
 
+        On a CPU `attnlib.checkpoint.order_memory` makes it write faster.
+
         Args:
             folder: where the files are.
             attention: what a head is, as for `LanguageModel`, without parameters and
@@ -174,7 +175,6 @@ class GPT2(LanguageModel):
         names = names_of(len(model.blocks), prefix)
         options = {"dtype": dtype, "device": device, "report": report}
         load_into(model, tensors, names, ignored=ignored, **options)
-        order_memory(model)
         return model.eval()
 
 
@@ -213,13 +213,20 @@ def without_head(model: LanguageModel, block: int, head: int) -> Iterator[None]:
     """Within `with`, one head of one block adds nothing; then it is as it was.
 
     Raises:
-        TypeError, ValueError: there is no such block or head.
+        TypeError, ValueError: there is no such block or head; or what makes the rows of its
+            output projection is no parameter, which could be set to 0.
 
     Source: chapter 20, eq-head-sum.
     """
     blocks = len(model.blocks)
     layer = model.blocks[require_count("block", block, least=0, most=blocks - 1)].attention
     require_count("head", head, least=0, most=layer.num_heads - 1)
+    whole = dict(layer.out_proj.named_parameters(recurse=False)).get("W")
+    if type(whole) is not nn.Parameter:  # but made of others, inside another, or a shard
+        raise TypeError(
+            f"model: expected out_proj.W of block {block} as a parameter of this process, "
+            f"got {layer.out_proj}"
+        )
     rows = layer.out_proj.W.chunk(layer.num_heads)[head]  # (d_k, d_model)
     kept = rows.detach().clone()
     try:

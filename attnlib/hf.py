@@ -15,11 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.base import BaseAttention
+from attnlib.base import BaseAttention, repeat_heads
 from attnlib.checks import changed_options
 from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
-from attnlib.multi_head import attend_shared, repeat_heads
 
 # What a model may pass that changes nothing here: it is in the mask already, or for others.
 HARMLESS = frozenset({
@@ -221,7 +220,9 @@ def attend_for_model(
         query, key, value, mask = into_mask(known, query, key, value, mask)
     chosen = set_for_call(attention, causal, dropout, module.training)
     need_weights = bool(known["output_attentions"])
-    output, weights = attend_shared(chosen, query, key, value, mask, need_weights)
+    output, weights = chosen(
+        query, key, value, mask, need_weights=need_weights, enable_gqa=True
+    )
     if need_weights and weights is None:
         name = type(attention).__name__
         raise ValueError(

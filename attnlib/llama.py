@@ -18,7 +18,6 @@ from attnlib.checkpoint import (
     Into,
     Report,
     load_into,
-    order_memory,
     read_config,
     read_tensors,
     refuse_another_head,
@@ -28,12 +27,10 @@ from attnlib.checkpoint import (
 from attnlib.checks import (
     require_causal,
     require_count,
-    require_kv_heads,
-    require_rotary,
     require_sizes,
 )
 from attnlib.gated_feed_forward import GatedFeedForward
-from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary, make_heads
+from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.projection import Projection
 from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions
@@ -59,14 +56,14 @@ class NormedProjection(Projection):
         self, in_features: int, out_features: int, bias: bool, d_k: int, eps: float
     ) -> None:
         super().__init__(in_features, out_features, bias)
-        self.norm = RMSNorm(d_k, eps)
+        self.d_k, self.norm = d_k, RMSNorm(d_k, eps)
 
     def forward(
         self, input: Float[Tensor, "*batch in_features"]
     ) -> Float[Tensor, "*batch out_features"]:
         """Output (..., out_features) of input (..., in_features)."""
         output = super().forward(input)
-        heads = output.unflatten(-1, (-1, len(self.norm.gamma)))
+        heads = output.unflatten(-1, (-1, self.d_k))
         return self.norm(heads).flatten(-2)
 
 
@@ -105,21 +102,16 @@ class LlamaAttention(MultiHeadAttention):
         d_k: int | None = None,
         head_norm: float | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # other projections; forward is chapter 5's
-        d_k = require_head_width(embed_dim, num_heads, d_k)
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.num_kv_heads = require_kv_heads(num_kv_heads, num_heads)
-        q_dim, kv_dim = num_heads * d_k, self.num_kv_heads * d_k
-        if head_norm is None:
-            self.q_proj = Projection(embed_dim, q_dim, bias)
-            self.k_proj = Projection(embed_dim, kv_dim, bias)
-        else:
+        super().__init__(
+            embed_dim, num_heads, attention, bias, rotary, num_kv_heads, d_k=d_k
+        )
+        q_dim, kv_dim = self.q_proj.out_features, self.k_proj.out_features
+        if head_norm is not None:
+            d_k = q_dim // num_heads
             self.q_proj = NormedProjection(embed_dim, q_dim, bias, d_k, head_norm)
             self.k_proj = NormedProjection(embed_dim, kv_dim, bias, d_k, head_norm)
-        self.v_proj = Projection(embed_dim, kv_dim, bias)
-        self.out_proj = Projection(q_dim, embed_dim, out_bias)
-        self.attention = make_heads(attention, num_heads)
-        self.rotary = require_rotary(rotary)
+        if out_bias != bias:
+            self.out_proj = Projection(q_dim, embed_dim, out_bias)
 
 
 def require_head_width(embed_dim: int, num_heads: int, d_k: int | None) -> int:
@@ -275,7 +267,8 @@ class Llama(LanguageModel):
         """The model of a folder with config.json and safetensors files, in `eval()`.
 
         Llama, Mistral, Qwen 2 and Qwen 3 are understood, as far as they have no experts.
-        Everything is compared before memory is taken for the first tensor.
+        Everything is compared before memory is taken for the first tensor. On a CPU
+        `attnlib.checkpoint.order_memory` makes it write faster.
 
         Args:
             folder: where the files are.
@@ -301,7 +294,6 @@ class Llama(LanguageModel):
         options = {"ignored": not_needed(model), "dtype": dtype, "device": device}
         load_into(model, tensors, names, **options, report=report)
         model.positions.to(device or "cpu")
-        order_memory(model)
         return model.eval()
 
 

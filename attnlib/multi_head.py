@@ -1,25 +1,30 @@
 # Made from book/05_multi_head.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Multi-head attention: several attentions side by side, each in its own subspace.
 
-Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb), and in chapter 18,
-"Fewer keys" (book/18_fewer_keys.ipynb).
+Derived in chapter 5, "Multi-head attention" (book/05_multi_head.ipynb), and in chapter 16,
+"Rotary positions" (book/16_rotary_positions.ipynb), and in chapter 17, "A cache"
+(book/17_cache.ipynb).
 """
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention, apply_attention
+from attnlib.base import BaseAttention
 from attnlib.checks import (
     CacheLike,
+    explain_tokens,
     refuse_ambiguous_mask,
     refuse_bad_positions,
-    refuse_bad_tokens,
+    refuse_other_module,
+    require_count,
     require_kv_heads,
     require_rotary,
+    require_sizes,
     require_window_kept,
 )
 from attnlib.masks import Mask
@@ -34,7 +39,8 @@ def split_heads(
 
     Source: chapter 5, eq-head-blocks.
     """
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+    x = x.unflatten(-1, (num_heads, -1))  # (..., tokens, heads, d_k)
+    return x.transpose(-3, -2)  # (..., heads, tokens, d_k)
 
 
 def merge_heads(
@@ -53,9 +59,155 @@ AttentionLike = type[BaseAttention] | BaseAttention | Sequence[BaseAttention]
 Rotary = Callable[..., Tensor]
 
 
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
+
+    Args:
+        embed_dim: features of a token, d_model; divisible by num_heads, or d_k is given.
+        num_heads: number of heads h; each has embed_dim / num_heads features.
+        attention: what a head is, see `make_heads`; `None` means the scaled dot product.
+        bias: whether the four projections have a bias.
+        rotary: what turns queries and keys by their positions, such as `RotaryPositions`
+            of chapter 16, called as rotary(x, positions); `None` means that nothing does.
+        num_kv_heads: number of heads of keys and values, a divisor of num_heads; as many
+            heads of queries share each, see chapter 18. `None` means num_heads.
+        d_k: features of a head; `None` means embed_dim / num_heads.
+
+    Attributes:
+        q_proj, out_proj: `Projection` layers, embed_dim to num_heads · d_k and back.
+        k_proj, v_proj: as q_proj, but with fewer columns if heads share keys and values.
+        attention: one `BaseAttention`, or a `HeadList` with one for each head.
+        rotary: as given.
+
+    Raises:
+        TypeError: a size is no whole number, attention is not what `make_heads` takes, or
+            rotary can't be called.
+        ValueError: see `head_sizes`, or a wrong number of heads.
+
+    Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: AttentionLike | None = None,
+        bias: bool = True,
+        rotary: Rotary | None = None,
+        num_kv_heads: int | None = None,
+        *,
+        d_k: int | None = None,
+    ) -> None:
+        super().__init__()
+        d_k, num_kv_heads = head_sizes(embed_dim, num_heads, num_kv_heads, d_k)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.num_kv_heads = num_kv_heads
+        self.q_proj = Projection(embed_dim, num_heads * d_k, bias)
+        self.k_proj = Projection(embed_dim, num_kv_heads * d_k, bias)
+        self.v_proj = Projection(embed_dim, num_kv_heads * d_k, bias)
+        self.out_proj = Projection(num_heads * d_k, embed_dim, bias)
+        self.attention = make_heads(attention, num_heads)
+        self.rotary = require_rotary(rotary)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries embed_dim"],
+        key: Float[Tensor, "*batch keys embed_dim"] | None = None,
+        value: Float[Tensor, "*batch keys embed_dim"] | None = None,
+        mask: Mask | None = None,
+        need_weights: bool = True,
+        **parts: Any,
+    ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
+        """Attends from N queries to M keys, with every head.
+
+        Args:
+            query: tokens (..., N, embed_dim), usually (batch, N, embed_dim).
+            key: tokens (..., M, embed_dim); `None` means the query: self-attention.
+            value: tokens (..., M, embed_dim); `None` means the key.
+            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M), which needs tokens
+                with a batch; boolean, True = may attend, or floating, added to the scores.
+            need_weights: whether to return the weights; without, heads such as the scaled
+                dot product do not form them, and are faster.
+            parts: `cache` and `positions` of later chapters, see `place_heads`.
+
+        Returns:
+            Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
+            head; `None` for a head that never forms them, and in place of the list if
+            none does or nobody needs them.
+
+        Raises:
+            TypeError: a tensor of the wrong or a mixed dtype.
+            ValueError: wrong shapes, a mask of neither 2 nor 4 dimensions; see also
+                `place_heads`.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        if mask is not None:
+            refuse_ambiguous_mask(mask, query)
+        try:
+            q = split_heads(self.q_proj(query), self.num_heads)  # (..., h, N, d_k)
+            k = split_heads(self.k_proj(key), self.num_kv_heads)  # (..., h, M, d_k)
+            v = split_heads(self.v_proj(value), self.num_kv_heads)
+        except Exception:
+            tokens = {"query": query, "key": key, "value": value}
+            explain_tokens(self.q_proj, self.embed_dim, **tokens)
+            raise
+        if parts or self.rotary is not None:
+            q, k, v, mask = place_heads(self, q, k, v, mask, key is query, **parts)
+        shared = self.num_kv_heads < self.num_heads
+        output, weights = self.attention(
+            q, k, v, mask, need_weights=need_weights, enable_gqa=shared
+        )
+        one_for_all = isinstance(weights, Tensor)
+        per_head = list(weights.unbind(dim=-3)) if one_for_all else weights
+        return self.out_proj(merge_heads(output)), per_head
+
+    def extra_repr(self) -> str:
+        """What `print` shows besides the projections and the heads."""
+        shared = self.num_kv_heads != self.num_heads
+        kv_heads = f", num_kv_heads={self.num_kv_heads}" if shared else ""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{kv_heads}"
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """A copy of PyTorch's layer, frozen where it is; see `mask_from_torch` for masks.
+
+        Raises:
+            TypeError: no `nn.MultiheadAttention`, or one with a forward of its own.
+            ValueError: the layer is not batch first, has keys or values of another size,
+                adds keys, or makes a weight anew at each call.
+        """
+        refuse_other_module("module", module, nn.MultiheadAttention)
+        if not module.batch_first:
+            raise ValueError(
+                "module: expected batch_first=True, since the copy reads (batch, tokens, "
+                "features); if what you pass has that order, set module.batch_first = True"
+            )
+        same_size = module.in_proj_weight is not None
+        if not same_size or module.bias_k is not None or module.add_zero_attn:
+            raise ValueError(
+                "module: expected kdim and vdim of embed_dim, add_bias_kv=False and "
+                f"add_zero_attn=False, got {module}"
+            )
+        bias = module.in_proj_bias is not None
+        heads = ScaledDotProductAttention(module.dropout)
+        made = cls(module.embed_dim, module.num_heads, heads, bias)
+        made.to(module.in_proj_weight.device, module.in_proj_weight.dtype)
+        with torch.no_grad():
+            projections = (made.q_proj, made.k_proj, made.v_proj)
+            for index, projection in enumerate(projections):
+                projection.W.copy_(module.in_proj_weight.chunk(3)[index].T)
+                projection.W.requires_grad_(module.in_proj_weight.requires_grad)
+                if bias:
+                    projection.b.copy_(module.in_proj_bias.chunk(3)[index])
+                    projection.b.requires_grad_(module.in_proj_bias.requires_grad)
+        made.out_proj = Projection.from_linear(module.out_proj)
+        return made.train(module.training)
+
+
 def make_heads(
     attention: AttentionLike | None, num_heads: int
-) -> BaseAttention | nn.ModuleList:
+) -> "BaseAttention | HeadList":
     """One attention for all heads, or a list with one for each.
 
     Args:
@@ -94,33 +246,62 @@ def make_heads(
     for head in attention:
         if not isinstance(head, BaseAttention):
             raise TypeError(f"{wanted}, got a list with {head!r}")
-    return nn.ModuleList(attention)
+    return HeadList(attention)
 
 
-def attend_each(
-    attentions: nn.ModuleList,
-    query: Float[Tensor, "*batch heads queries d_k"],
-    key: Float[Tensor, "*batch kv_heads keys d_k"],
-    value: Float[Tensor, "*batch kv_heads keys d_v"],
-    mask: Tensor | None,
-    need_weights: bool,
-) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
-    """One attention for each head; the outputs in one tensor, the weights in a list.
+class HeadList(nn.ModuleList):
+    """One attention for each head, called as one for all is.
 
     Source: chapter 5.
     """
-    outputs, per_head = [], []
-    times = query.shape[-3] // key.shape[-3]  # 1, or more if heads share keys
-    for h, attention in enumerate(attentions):
-        q = query[..., h : h + 1, :, :]
-        k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
-        own = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
-        part = mask[:, h : h + 1] if own else mask
-        output, weights = apply_attention(attention, q, k, v, part, need_weights)
-        outputs.append(output)
-        per_head.append(None if weights is None else weights.squeeze(-3))
-    formed = any(weights is not None for weights in per_head)
-    return torch.cat(outputs, dim=-3), per_head if formed else None
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+        need_weights: bool = True,
+        enable_gqa: bool = False,
+    ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
+        """The outputs in one tensor, the weights in a list; see `BaseAttention.forward`."""
+        outputs, per_head = [], []
+        times = len(self) // key.shape[-3]  # 1, or more if heads share keys
+        for h, attention in enumerate(self):
+            q = query[..., h : h + 1, :, :]
+            k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
+            own = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1
+            part = mask[:, h : h + 1] if own else mask
+            output, weights = attention(q, k, v, part, need_weights=need_weights)
+            outputs.append(output)
+            per_head.append(None if weights is None else weights.squeeze(-3))
+        formed = any(weights is not None for weights in per_head)
+        return torch.cat(outputs, dim=-3), per_head if formed else None
+
+
+def head_sizes(
+    embed_dim: int, num_heads: int, num_kv_heads: int | None, d_k: int | None
+) -> tuple[int, int]:
+    """Features of a head, and number of heads of keys and values, if they are possible.
+
+    Raises:
+        TypeError: one of these is no whole number.
+        ValueError: one is below 1, embed_dim is not divisible by num_heads without a d_k,
+            or num_heads not by num_kv_heads.
+
+    Source: chapter 5, eq-head-blocks; chapter 18 for num_kv_heads, 21 for d_k.
+    """
+    whole = {"embed_dim": embed_dim, "num_heads": num_heads}
+    whole |= {} if d_k is None else {"d_k": d_k}
+    for name, size in whole.items():
+        require_count(name, size, least=0)
+    if num_heads < 1 or (d_k is None and embed_dim % num_heads):
+        raise ValueError(
+            f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}"
+        )
+    require_sizes(**whole)
+    d_k = embed_dim // num_heads if d_k is None else d_k
+    return d_k, require_kv_heads(num_kv_heads, num_heads)
 
 
 def turn_heads(
@@ -151,203 +332,46 @@ def turn_heads(
     return rotary(q, positions), rotary(k, positions if own_keys else 0)
 
 
-class MultiHeadAttention(nn.Module):
-    """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
-
-    Args:
-        embed_dim: features of a token, d_model; divisible by num_heads.
-        num_heads: number of heads h; each has embed_dim / num_heads features.
-        attention: what a head is, see `make_heads`; `None` means the scaled dot product.
-        bias: whether the four projections have a bias.
-        rotary: what turns queries and keys by their positions, such as `RotaryPositions`
-            of chapter 16, called as rotary(x, positions); `None` means that nothing does.
-        num_kv_heads: number of heads of keys and values, a divisor of num_heads; as many
-            heads of queries share each, see chapter 18. `None` means num_heads.
-
-    Attributes:
-        q_proj, out_proj: `Projection(embed_dim, embed_dim)` layers.
-        k_proj, v_proj: the same, but with fewer columns if heads share keys and values.
-        attention: one `BaseAttention`, or an `nn.ModuleList` with one for each head.
-        rotary: as given.
-
-    Raises:
-        TypeError: attention is not what `make_heads` takes, or rotary can't be called.
-        ValueError: embed_dim is not divisible by num_heads, num_heads not by num_kv_heads,
-            or a wrong number of heads.
-
-    Source: chapter 5, eq-multi-head, eq-head-i; Vaswani et al. (2017), section 3.2.2.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        attention: AttentionLike | None = None,
-        bias: bool = True,
-        rotary: Rotary | None = None,
-        num_kv_heads: int | None = None,
-    ) -> None:
-        super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(
-                f"embed_dim: expected a multiple of num_heads = {num_heads}, "
-                f"got {embed_dim}"
-            )
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.num_kv_heads = require_kv_heads(num_kv_heads, num_heads)
-        kv_dim = self.num_kv_heads * (embed_dim // num_heads)
-        self.q_proj = Projection(embed_dim, embed_dim, bias)
-        self.k_proj = Projection(embed_dim, kv_dim, bias)
-        self.v_proj = Projection(embed_dim, kv_dim, bias)
-        self.out_proj = Projection(embed_dim, embed_dim, bias)
-        self.attention = make_heads(attention, num_heads)
-        self.rotary = require_rotary(rotary)
-
-    def extra_repr(self) -> str:
-        """What `print` shows besides the projections and the heads."""
-        shared = self.num_kv_heads != self.num_heads
-        kv_heads = f", num_kv_heads={self.num_kv_heads}" if shared else ""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{kv_heads}"
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch queries embed_dim"],
-        key: Float[Tensor, "*batch keys embed_dim"] | None = None,
-        value: Float[Tensor, "*batch keys embed_dim"] | None = None,
-        mask: Mask | None = None,
-        need_weights: bool = True,
-        cache: CacheLike | None = None,
-        positions: Int[Tensor, "..."] | int | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries embed_dim"], list[Tensor | None] | None]:
-        """Attends from N queries to M keys, with every head.
-
-        Args:
-            query: tokens (..., N, embed_dim), usually (batch, N, embed_dim).
-            key: tokens (..., M, embed_dim); `None` means the query: self-attention.
-            value: tokens (..., M, embed_dim); `None` means the key.
-            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M), which needs tokens
-                with a batch; boolean, True = may attend, or floating, added to the scores.
-            need_weights: whether to return the weights; without, heads such as the scaled
-                dot product do not form them, and are faster.
-            cache: a `KVCache` that holds the keys and values of the tokens before these,
-                and gets theirs; M then counts all that it holds. The heads must be causal,
-                or the mask must be. A `WindowCache` is for heads with a window.
-            positions: for rotary only: where the queries stand, integers (N,) or
-                (..., N), or the first of N in a row. In self-attention the keys stand
-                there, too, otherwise at 0 to M - 1. `None` means the last N of M places.
-
-        Returns:
-            Output (..., N, embed_dim), and a list with the weights (..., N, M) of each
-            head; `None` for a head that never forms them, and in place of the list if
-            none does or nobody needs them.
-
-        Raises:
-            TypeError: a tensor of the wrong or a mixed dtype.
-            ValueError: wrong shapes, a mask of neither 2 nor 4 dimensions, a cache that is
-                full, holds other sequences or forgets what a head sees, positions without
-                rotary, or rotary with a cache and keys of their own.
-        """
-        key = query if key is None else key
-        value = key if value is None else value
-        refuse_bad_tokens("query", query, self.embed_dim, self.q_proj.W, dims=2)
-        for name, x in (("key", key), ("value", value)):
-            if x is not query:
-                refuse_bad_tokens(name, x, self.embed_dim, self.q_proj.W, dims=2)
-        refuse_ambiguous_mask(mask, query)
-        q = split_heads(self.q_proj(query), self.num_heads)
-        k = split_heads(self.k_proj(key), self.num_kv_heads)
-        v = split_heads(self.v_proj(value), self.num_kv_heads)
-        if self.rotary is not None or positions is not None:
-            refuse_bad_positions(positions, query, rotary=self.rotary is not None)
-            held = None if cache is None else len(cache)
-            q, k = turn_heads(self.rotary, q, k, positions, key is query, held)
-        if cache is not None:
-            require_window_kept(self.attention, cache)
-            k, v, mask = append_heads(cache, k, v, mask)
-        shared = self.num_kv_heads < self.num_heads
-        attend = attend_shared if shared else apply_attention
-        if isinstance(self.attention, BaseAttention):
-            output, weights = attend(self.attention, q, k, v, mask, need_weights)
-            per_head = None if weights is None else list(weights.unbind(dim=-3))
-        else:
-            output, per_head = attend_each(self.attention, q, k, v, mask, need_weights)
-        return self.out_proj(merge_heads(output)), per_head if need_weights else None
-
-    @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """A copy of PyTorch's layer; see `mask_from_torch` for its masks.
-
-        Raises:
-            ValueError: the layer is not batch first, has keys or values of another size,
-                or adds keys.
-        """
-        if not module.batch_first:
-            raise ValueError(
-                "module: expected batch_first=True, since the copy reads (batch, tokens, "
-                "features); if what you pass has that order, set module.batch_first = True"
-            )
-        same_size = module.in_proj_weight is not None
-        if not same_size or module.bias_k is not None or module.add_zero_attn:
-            raise ValueError(
-                "module: expected kdim and vdim of embed_dim, add_bias_kv=False and "
-                f"add_zero_attn=False, got {module}"
-            )
-        bias = module.in_proj_bias is not None
-        heads = ScaledDotProductAttention(module.dropout)
-        made = cls(module.embed_dim, module.num_heads, heads, bias)
-        made.to(module.in_proj_weight.device, module.in_proj_weight.dtype)
-        with torch.no_grad():
-            projections = (made.q_proj, made.k_proj, made.v_proj)
-            for index, projection in enumerate(projections):
-                projection.W.copy_(module.in_proj_weight.chunk(3)[index].T)
-                if bias:
-                    projection.b.copy_(module.in_proj_bias.chunk(3)[index])
-        made.out_proj = Projection.from_linear(module.out_proj)
-        return made.train(module.training)
-
-
-def repeat_heads(
-    x: Float[Tensor, "*batch kv_heads keys d"], times: int
-) -> Float[Tensor, "*batch heads keys d"]:
-    """Each head of keys or values, `times` times in a row: one for each that shares it.
-
-    Source: chapter 18, eq-grouped-heads.
-    """
-    return x.repeat_interleave(times, dim=-3)
-
-
-def attend_shared(
-    attention: BaseAttention,
-    query: Float[Tensor, "*batch heads queries d_k"],
-    key: Float[Tensor, "*batch kv_heads keys d_k"],
-    value: Float[Tensor, "*batch kv_heads keys d_v"],
-    mask: Mask | None,
-    need_weights: bool,
-) -> tuple[Float[Tensor, "*batch heads queries d_v"], Tensor | None]:
-    """Output and weights of heads that share keys, which are repeated only if need be.
-
-    Source: chapter 18, eq-grouped-heads.
-    """
-    if not need_weights:
-        output = attention.attend_groups(query, key, value, mask)
-        if output is not None:
-            return output, None
-    times = query.shape[-3] // key.shape[-3]
-    key, value = repeat_heads(key, times), repeat_heads(value, times)
-    return apply_attention(attention, query, key, value, mask, need_weights)
-
-
-def append_heads(
-    cache: CacheLike,
+def place_heads(
+    layer: "MultiHeadAttention",
+    q: Float[Tensor, "*batch heads queries d_k"],
     k: Float[Tensor, "*batch kv_heads new d_k"],
     v: Float[Tensor, "*batch kv_heads new d_v"],
     mask: Mask | None,
-) -> tuple[Tensor, Tensor, Mask | None]:
-    """Keys and values that a cache returns, and the columns of the mask for them.
+    own_keys: bool,
+    *,
+    cache: CacheLike | None = None,
+    positions: Int[Tensor, "..."] | int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+    """Queries and keys at their positions; keys, values and mask of all that a cache holds.
 
-    Source: chapter 17, eq-cached-attention; chapter 18, eq-window-visible.
+    Args:
+        layer: whose heads these are.
+        q, k, v: as projected and split.
+        mask: see `MultiHeadAttention.forward`.
+        own_keys: whether the keys are made of the tokens of the queries.
+        cache: a `KVCache` that holds the keys and values of the tokens before these,
+            and gets theirs; M then counts all that it holds. The heads must be causal,
+            or the mask must be. A `WindowCache` is for heads with a window.
+        positions: for rotary only: where the queries stand, integers (N,) or
+            (..., N), or the first of N in a row. In self-attention the keys stand
+            there, too, otherwise at 0 to M - 1. `None` means the last N of M places.
+
+    Raises:
+        TypeError: positions that are no integers.
+        ValueError: a cache that is full, holds other sequences or forgets what a head sees,
+            positions without rotary, or rotary with a cache and keys of their own.
+
+    Source: chapter 17, eq-cached-attention; chapter 16, eq-rotary-score.
     """
-    k, v = cache.append(k, v)
-    if mask is not None and k.shape[-2] < len(cache) == mask.shape[-1]:
-        mask = mask[..., len(cache) - k.shape[-2] :]  # the others are forgotten
-    return k, v, mask
+    if layer.rotary is not None or positions is not None:
+        tokens = q.select(-3, 0)  # (..., queries, d_k): all heads have the same places
+        refuse_bad_positions(positions, tokens, rotary=layer.rotary is not None)
+        held = None if cache is None else len(cache)
+        q, k = turn_heads(layer.rotary, q, k, positions, own_keys, held)
+    if cache is not None:
+        require_window_kept(layer.attention, cache)
+        k, v = cache.append(k, v)
+        if mask is not None and k.shape[-2] < len(cache) == mask.shape[-1]:
+            mask = mask[..., len(cache) - k.shape[-2] :]  # the others are forgotten
+    return q, k, v, mask

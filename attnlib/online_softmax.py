@@ -1,7 +1,8 @@
 # Made from book/13_online_softmax.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Softmax-weighted means block by block: partial results that can be merged.
 
-Derived in chapter 13, "Online softmax" (book/13_online_softmax.ipynb).
+Derived in chapter 13, "Online softmax" (book/13_online_softmax.ipynb), and in chapter 18,
+"Fewer keys" (book/18_fewer_keys.ipynb).
 """
 
 from collections.abc import Iterable
@@ -166,7 +167,7 @@ def online_attention(blocks: Iterable[tuple[Tensor, Tensor]]) -> SoftmaxState:
 
     Source: chapter 13, eq-online-max, eq-online-step, eq-running-output.
     """
-    maximum, total, output = torch.tensor(-torch.inf), 0.0, 0.0
+    maximum, total, output = torch.tensor(-torch.inf, device="cpu"), 0.0, 0.0
     for scores, value in blocks:
         scores, value = prepare_block(scores, value)
         shape = (*scores.shape[:-1], value.shape[-1])
@@ -209,3 +210,25 @@ def merge_outputs(
     states = (SoftmaxState(lse, torch.ones_like(lse), output) for output, lse in (a, b))
     merged = merge_states(*states)
     return merged.output, merged.lse
+
+
+def add_sink(
+    output: Float[Tensor, "*batch queries d_v"],
+    lse: Float[Tensor, "*batch queries"],
+    sink: Float[Tensor, "..."],
+) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]:
+    """Attention with one more score in the denominator, whose value is 0.
+
+    Args:
+        output: shape (..., N, d_v), of attention without a sink, such as `flash_attention`.
+        lse: its log-sum-exp (..., N); -inf where a query may attend to nothing.
+        sink: the score, broadcasting to lse: (heads, 1) has one for each head. It gets a
+            gradient if it needs one; -inf is no sink.
+
+    Returns:
+        Output and log-sum-exp with the sink.
+
+    Source: chapter 18, eq-sink.
+    """
+    nothing = torch.zeros_like(output), sink.to(lse.dtype).expand(lse.shape)
+    return merge_outputs((output, lse), nothing)

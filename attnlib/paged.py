@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from attnlib.checks import (
     as_autocast,
+    positive_scale,
     refuse_bad_append,
     refuse_bad_batch,
     refuse_bad_inputs,
@@ -24,6 +25,7 @@ from attnlib.checks import (
     refuse_bad_table,
     require_count,
     require_open,
+    require_scale,
 )
 from attnlib.fused import attend_fused
 from attnlib.masks import Mask, apply_mask, causal_mask
@@ -145,7 +147,7 @@ def split_attention(
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
     require_count("split_size", split_size)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    query, scale = positive_scale(query, require_scale(scale))
     (queries, _), (keys, d_v) = query.shape[-2:], value.shape[-2:]
     if mask is None:
         mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
@@ -487,7 +489,7 @@ def paged_attention(
     Source: chapter 19, eq-page-place, eq-fixed-split; Kwon et al. (2023).
     """
     table = table_of(cache, sequences, query, enable_gqa)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    query, scale = positive_scale(query, require_scale(scale))
     shape, heads = query.shape, cache.keys.shape[2:-1]
     queries, d_v, device = shape[-2], cache.values.shape[-1], query.device
     group = math.prod(shape[1:-2]) // max(1, math.prod(heads))

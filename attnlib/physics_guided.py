@@ -11,9 +11,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.checks import as_autocast, broadcasts, refuse_bad_inputs
-from attnlib.masks import Mask, apply_mask
+from attnlib.checks import broadcasts
 from attnlib.scaled_dot_product import ScaledDotProductAttention
+
+
+def guidance(
+    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
+) -> Float[Tensor, "*batch keys"]:
+    """The bias on the scores of keys whose equation is violated by `residual`.
+
+    Args:
+        residual: of the differential equation at each key; sign and unit do not matter.
+        strength: γ; 0 means no guidance.
+        floor: ε > 0; a key without residual counts as if it had ε times the mean.
+
+    Returns:
+        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
+
+    Source: chapter 6, eq-guidance.
+    """
+    size = residual.abs()
+    mean = size.mean(dim=-1, keepdim=True)
+    relative = torch.where(mean > 0, size / mean, 1.0)
+    return strength * torch.log(relative + floor)
 
 
 class PhysicsGuidedAttention(ScaledDotProductAttention):
@@ -83,6 +103,29 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
             residual = residual.detach().to(wide)
         self.residual = residual
 
+    def attend(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Float[Tensor, "..."] | None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
+        """Output and weights; see `BaseAttention.attend`.
+
+        Raises:
+            ValueError: the residual is not that of as many keys.
+        """
+        if self.residual is not None:
+            shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])
+            if shape[-1:] != keys[-1:] or not broadcasts(shape, keys):
+                raise ValueError(
+                    f"residual: expected one number for each of {keys[-1]} keys, in a "
+                    f"shape that broadcasts to {keys}, got {shape}"
+                )
+            bias = guidance(self.residual, self.strength, self.floor).to(query)
+            mask = bias.unsqueeze(-2) if mask is None else bias.unsqueeze(-2) + mask
+        return super().attend(query, key, value, mask)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Converts the residual, too, but to float32 at least: float16 may not hold it."""
         before = self.residual
@@ -97,46 +140,3 @@ class PhysicsGuidedAttention(ScaledDotProductAttention):
         saved = state_dict.get(f"{prefix}residual")
         self.residual = None if saved is None else torch.empty_like(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*batch keys d_k"],
-        value: Float[Tensor, "*batch keys d_v"],
-        mask: Mask | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
-        """Output and weights; see `BaseAttention.forward`."""
-        query, key, value, mask = as_autocast(query, key, value, mask)
-        refuse_bad_inputs(query, key, value, mask)
-        if self.residual is not None:
-            shape, keys = tuple(self.residual.shape), tuple(key.shape[:-1])
-            if shape[-1:] != keys[-1:] or not broadcasts(shape, keys):
-                raise ValueError(
-                    f"residual: expected one number for each of {keys[-1]} keys, in a "
-                    f"shape that broadcasts to {keys}, got {shape}"
-                )
-            bias = guidance(self.residual, self.strength, self.floor).to(query)
-            bias = bias.unsqueeze(-2).expand(*query.shape[:-1], keys[-1])
-            mask = bias if mask is None else apply_mask(bias, mask)
-        return super().forward(query, key, value, mask)
-
-
-def guidance(
-    residual: Float[Tensor, "*batch keys"], strength: float, floor: float
-) -> Float[Tensor, "*batch keys"]:
-    """The bias on the scores of keys whose equation is violated by `residual`.
-
-    Args:
-        residual: of the differential equation at each key; sign and unit do not matter.
-        strength: γ; 0 means no guidance.
-        floor: ε > 0; a key without residual counts as if it had ε times the mean.
-
-    Returns:
-        γ ln(ρ + ε) of the same shape, ρ being the size of the residual over its mean.
-
-    Source: chapter 6, eq-guidance.
-    """
-    size = residual.abs()
-    mean = size.mean(dim=-1, keepdim=True)
-    relative = torch.where(mean > 0, size / mean, 1.0)
-    return strength * torch.log(relative + floor)

@@ -11,7 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import refuse_bad_tokens, require_sizes
+from attnlib.checks import (
+    refuse_bad_tokens,
+    refuse_other_module,
+    require_sizes,
+)
 
 
 class Projection(nn.Module):
@@ -28,6 +32,7 @@ class Projection(nn.Module):
         in_features, out_features: the numbers of features.
 
     Raises:
+        TypeError: a number of features that is no whole number.
         ValueError: a number of features below 1.
 
     Source: chapter 4, eq-projection, eq-uniform-variance.
@@ -43,22 +48,6 @@ class Projection(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    @classmethod
-    def from_linear(cls, linear: nn.Linear) -> "Projection":
-        """A projection with a copy of the weights of an `nn.Linear`."""
-        projection = cls(linear.in_features, linear.out_features, linear.bias is not None)
-        projection.to(linear.weight.device, linear.weight.dtype)
-        with torch.no_grad():
-            projection.W.copy_(linear.weight.T)
-            if projection.b is not None:
-                projection.b.copy_(linear.bias)
-        return projection
-
-    def extra_repr(self) -> str:
-        """What `print` shows of the layer, as for `nn.Linear`."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, bias={self.b is not None}"
-
     def forward(
         self, input: Float[Tensor, "*batch in_features"]
     ) -> Float[Tensor, "*batch out_features"]:
@@ -68,7 +57,36 @@ class Projection(nn.Module):
             TypeError: input is not floating point, or not of the dtype of the weights.
             ValueError: input has not in_features features, or is on another device.
         """
-        refuse_bad_tokens("input", input, self.in_features, self.W)
-        if self.b is None:
-            return input @ self.W
-        return F.linear(input, self.W.T, self.b)  # input @ W + b in one step
+        try:
+            output = F.linear(input, self.W.T, self.b)  # input @ W + b in one step
+            if output.is_nested or output.is_complex() or output.device != self.W.device:
+                raise TypeError("input: PyTorch takes it in silence")
+            return output
+        except Exception:
+            refuse_bad_tokens("input", input, self.W.shape[0], self.W)
+            raise
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> "Projection":
+        """A projection with a copy of the weights of an `nn.Linear`; frozen ones stay so.
+
+        Raises:
+            TypeError: no `nn.Linear`, or one with a forward of its own.
+            ValueError: its weight is no parameter, but made anew at each call.
+        """
+        refuse_other_module("linear", linear, nn.Linear)
+        projection = cls(linear.in_features, linear.out_features, linear.bias is not None)
+        projection.to(linear.weight.device, linear.weight.dtype)
+        with torch.no_grad():
+            projection.W.copy_(linear.weight.T)
+            if projection.b is not None:
+                projection.b.copy_(linear.bias)
+        projection.W.requires_grad_(linear.weight.requires_grad)
+        if projection.b is not None:
+            projection.b.requires_grad_(linear.bias.requires_grad)
+        return projection
+
+    def extra_repr(self) -> str:
+        """What `print` shows of the layer, as for `nn.Linear`."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.b is not None}"

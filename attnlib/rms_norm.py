@@ -9,7 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checks import refuse_bad_tokens, require_sizes
+from attnlib.checks import (
+    copy_parameter,
+    refuse_bad_tokens,
+    refuse_other_module,
+    require_sizes,
+)
 
 
 class RMSNorm(nn.Module):
@@ -21,8 +26,10 @@ class RMSNorm(nn.Module):
 
     Attributes:
         gamma: γ, shape (d_model,), 1 at the start.
+        d_model: the number of features.
 
     Raises:
+        TypeError: d_model is no whole number.
         ValueError: d_model below 1, or eps below 0.
 
     Source: chapter 21, eq-rms-norm; Zhang and Sennrich (2019).
@@ -33,32 +40,31 @@ class RMSNorm(nn.Module):
         require_sizes(d_model=d_model)
         if not eps >= 0:
             raise ValueError(f"eps: expected a number of at least 0, got {eps}")
-        self.eps = eps
+        self.d_model, self.eps = d_model, eps
         self.gamma = nn.Parameter(torch.ones(d_model))
 
     @classmethod
     def from_torch(cls, module: nn.RMSNorm) -> "RMSNorm":
-        """A copy of PyTorch's layer.
+        """A copy of PyTorch's layer; without a weight there, gamma is `None`.
 
         Raises:
-            ValueError: the layer normalizes over more than the last dimension, or has no
-                eps of its own.
+            TypeError: no `nn.RMSNorm`, or one with a forward of its own.
+            ValueError: the layer normalizes over more than the last dimension, has no eps
+                of its own, or a weight that is no parameter.
         """
+        refuse_other_module("module", module, nn.RMSNorm)
         if len(module.normalized_shape) != 1:
             shape = tuple(module.normalized_shape)
             raise ValueError(f"module: expected one normalized dimension, got {shape}")
         if module.eps is None:
             raise ValueError("module: expected an eps, got None: one for each dtype")
         norm = cls(module.normalized_shape[0], module.eps)
-        if module.weight is not None:
-            norm.to(module.weight.device, module.weight.dtype)
-            with torch.no_grad():
-                norm.gamma.copy_(module.weight)
+        norm.gamma = copy_parameter(module.weight)
         return norm
 
     def extra_repr(self) -> str:
         """What `print` shows of the layer."""
-        return f"d_model={len(self.gamma)}, eps={self.eps}"
+        return f"d_model={self.d_model}, eps={self.eps}"
 
     def forward(
         self, input: Float[Tensor, "*batch d_model"]
@@ -71,8 +77,9 @@ class RMSNorm(nn.Module):
             TypeError: input is not floating point, or not of the dtype of gamma.
             ValueError: input has not d_model features, or is on another device.
         """
-        refuse_bad_tokens("input", input, len(self.gamma), self.gamma)
+        like = input if self.gamma is None else self.gamma
+        refuse_bad_tokens("input", input, self.d_model, like)
         # Widened here, as PyTorch 2.5 squares float16 in float16: 300² is infinite there.
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
-        normalized = F.rms_norm(wide, self.gamma.shape, None, self.eps)
-        return normalized.to(input.dtype) * self.gamma
+        normalized = F.rms_norm(wide, (self.d_model,), None, self.eps).to(input.dtype)
+        return normalized if self.gamma is None else normalized * self.gamma

@@ -7,8 +7,8 @@ Derived in chapter 2, "Self-attention" (book/02_self_attention.ipynb).
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.base import BaseAttention, apply_attention
-from attnlib.checks import refuse_bad_tokens, require_flag
+from attnlib.base import BaseAttention
+from attnlib.checks import explain_tokens, require_flag
 from attnlib.masks import Mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -33,6 +33,7 @@ class SelfAttention(nn.Module):
     def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:
         super().__init__()
         require_flag("dqv_bias", dqv_bias)
+        self.d_in = d_in
         self.W_query = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=dqv_bias)
@@ -65,9 +66,14 @@ class SelfAttention(nn.Module):
             ValueError: x has fewer than 2 dimensions, not d_in features, or another
                 device; or the mask does not broadcast.
         """
-        refuse_bad_tokens("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
-        query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
-        context_vector, attn_weights = apply_attention(
-            self.attention, query, key, value, mask, return_weights
-        )
+        try:
+            query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
+            if query.is_meta:  # without data, of which PyTorch takes any
+                explain_tokens(self.W_query, self.d_in, x=x)
+            context_vector, attn_weights = self.attention(
+                query, key, value, mask, need_weights=return_weights
+            )
+        except Exception:
+            explain_tokens(self.W_query, self.d_in, x=x)
+            raise
         return (context_vector, attn_weights) if return_weights else context_vector

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
 from attnlib.checks import CacheLike
+from attnlib.multi_head import MultiHeadAttention
 
 
 def random_inputs(
@@ -53,13 +54,24 @@ def check_shapes(attention: BaseAttention, leading: tuple[int, ...]) -> None:
 
 
 def check_shared(attention: BaseAttention, leading: tuple[int, ...]) -> None:
-    """Heads that share keys and values get them as views, and attend as with copies."""
-    if leading:
-        query, key, value = random_inputs(leading)
-        views = [x[..., :1, :, :].expand_as(x) for x in (key, value)]
-        copies = [x.contiguous() for x in views]
-        output, expected = (attention(query, *x)[0] for x in (views, copies))
-        assert_close(output, expected, "keys and values that heads share are misread")
+    """Heads that share keys and values, or get them as views, attend as with copies."""
+    wrong = "keys and values that heads share are misread"
+    for group in range(2, leading[-1] + 1) if leading else ():
+        if leading[-1] % group:
+            continue
+        query, *both = random_inputs(leading)
+        few = [x[..., : leading[-1] // group, :, :] for x in both]
+        views = [x.unsqueeze(-3).expand(*x.shape[:-2], group, *x.shape[-2:]) for x in few]
+        copies = [x.reshape_as(whole) for x, whole in zip(views, both, strict=True)]
+        expected, _ = attention(query, *copies)
+        for options in ({}, {"need_weights": False}):
+            output, _ = attention(query, *few, enable_gqa=True, **options)
+            assert_close(output, expected, wrong)
+        if group == leading[-1]:
+            output, _ = attention(
+                query, *(x.expand_as(c) for x, c in zip(few, copies, strict=True))
+            )
+            assert_close(output, expected, wrong)
 
 
 def assert_close(actual: Tensor, expected: Tensor, message: str) -> None:
@@ -84,12 +96,6 @@ def check_weights(attention: BaseAttention, leading: tuple[int, ...]) -> None:
         _, training = attention.train()(query, key, value)
         assert_close(training, weights, "weights in training are not those before dropout")
         attention.eval()
-    if attention.takes_need_weights:
-        some = torch.ones(5, 7, dtype=torch.bool).tril(-1)  # nothing for the first query
-        for mask in (None, some):
-            output, _ = attention(query, key, value, mask)
-            alone, _ = attention(query, key, value, mask, need_weights=False)
-            assert_close(alone, output, "without need_weights the output differs")
 
 
 def check_masks(attention: BaseAttention, leading: tuple[int, ...]) -> None:
@@ -131,6 +137,17 @@ def check_mask_values(attention: BaseAttention, leading: tuple[int, ...]) -> Non
         output, _ = attention(query, key, value, mask)
         product = weights * factor
         assert_close(output * product.sum(dim=-1, keepdim=True), product, message)
+
+
+def check_alone(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Without `need_weights` there are none, and the output is the same."""
+    query, key, value = random_inputs(leading, queries=5, keys=7)
+    some = torch.ones(5, 7, dtype=torch.bool).tril(-1)  # nothing for the first query
+    for mask in (None, some):
+        output, _ = attention(query, key, value, mask)
+        alone, none = attention(query, key, value, mask, need_weights=False)
+        assert_close(alone, output, "without need_weights the output differs")
+        assert none is None, "without need_weights there are weights"
 
 
 def check_empty_rows(attention: BaseAttention, leading: tuple[int, ...]) -> None:
@@ -218,9 +235,89 @@ def check_dtype(
     attention: BaseAttention, leading: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """Input of a dtype makes a finite output of that dtype."""
-    output, _ = attention.to(dtype)(*(x.to(dtype) for x in random_inputs(leading)))
+    inputs = [x.to(dtype) for x in random_inputs(leading)]
+    output, _ = attention.to(dtype)(*inputs)
     assert output.dtype == dtype, f"{dtype} in, {output.dtype} out"
     assert output.isfinite().all(), f"not finite in {dtype}"
+    large, low = torch.full_like(inputs[0], 4.0), torch.full_like(inputs[1], -4.0)
+    least = torch.full((4, 6), torch.finfo(dtype).min, dtype=dtype)
+    for query, key, mask, what in (
+        (50 * large, -50 * low, None, "scores beyond 65504"),
+        (large, low, least, "a mask of the least numbers"),
+    ):
+        for options in ({}, {"need_weights": False}):
+            output, _ = attention(query, key, inputs[2], mask, **options)
+            assert output.isfinite().all(), f"not finite in {dtype}: {what}"
+
+
+WAYS = ({}, {"need_weights": False})  # to call it
+
+
+def check_scale(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """If it has a `scale`: one below 0 turns the scores around; a tensor has a gradient."""
+    if not hasattr(attention, "scale"):
+        return
+    query, key, value = random_inputs(leading)
+    for options in WAYS:
+        attention.scale = 0.5
+        expected, _ = attention(-query, key, value, **options)
+        attention.scale = -0.5
+        output, _ = attention(query, key, value, **options)
+        assert_close(output, expected, "a scale below 0 gives another output")
+        attention.scale = torch.tensor(-0.5, dtype=query.dtype, requires_grad=True)
+        output, _ = attention(query, key, value, **options)
+        assert_close(output, expected, "a tensor as scale gives another output")
+        assert output.requires_grad, "a tensor as scale gets no gradient"
+
+
+def check_nothing(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """No queries, or an empty batch, give an empty output."""
+    query, key, value = random_inputs(leading)
+    for options in WAYS:
+        output, _ = attention(query[..., :0, :], key, value, **options)
+        assert output.shape == (*leading, 0, 5), "no queries: a wrong shape"
+        if len(leading) > 1:
+            output, _ = attention(query[:0], key[:0], value[:0], **options)
+            assert output.shape == (0, *leading[1:], 4, 5), "an empty batch: a wrong shape"
+
+
+def check_transforms(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """Where `torch.vmap` can take it, output and gradient are those of a loop."""
+    batch = random_inputs((3, *leading))
+    mask = torch.ones(4, 6, dtype=torch.bool).tril(1)
+    one = [x[2].requires_grad_() for x in batch]
+    for options in WAYS:
+
+        def call(*inputs: Tensor, options: dict = options) -> Tensor:
+            return attention(*inputs, mask, **options)[0]
+
+        try:
+            many = [x.detach().requires_grad_() for x in batch]
+            output = torch.vmap(call)(*many)
+        except RuntimeError:  # PyTorch says that there is no rule for a batch
+            return
+        assert_close(output[2], call(*one), "under torch.vmap the output differs")
+        try:
+            gradients = torch.autograd.grad(output.square().sum(), many)
+        except RuntimeError as error:
+            raise AssertionError("under torch.vmap there is no gradient") from error
+        expected = torch.autograd.grad(call(*one).square().sum(), one)
+        for got, wanted in zip(gradients, expected, strict=True):
+            assert_close(got[2], wanted, "under torch.vmap the gradient differs")
+
+
+def check_hooks(attention: BaseAttention, leading: tuple[int, ...]) -> None:
+    """A layer calls it as a module, with weights and without, so that hooks see it."""
+    if len(leading) != 2:
+        return
+    layer = MultiHeadAttention(8 * leading[1], leading[1], attention, num_kv_heads=1)
+    x = random_inputs(leading[:1])[0].repeat(1, 1, leading[1])
+    calls: list[nn.Module] = []
+    handle = attention.register_forward_hook(lambda module, *_: calls.append(module))
+    for options in WAYS:
+        layer.double()(x, **options)
+    handle.remove()
+    assert calls == [attention] * 2, "a layer calls it, and its hooks do not see it"
 
 
 def check_refusals(attention: BaseAttention, leading: tuple[int, ...]) -> None:
@@ -278,9 +375,14 @@ def check_attention(
         check_masks,
         check_mask_values,
         check_empty_rows,
+        check_alone,
         check_causal,
         check_window,
         check_numbers,
+        check_scale,
+        check_nothing,
+        check_transforms,
+        check_hooks,
         *(partial(check_dtype, dtype=dtype) for dtype in dtypes),
         check_refusals,
     )

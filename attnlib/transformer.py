@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from attnlib.checks import (
     CacheLike,
+    refuse_other_module,
     require_caches,
     require_causal,
     require_count,
@@ -56,7 +57,8 @@ class TransformerBlock(nn.Module):
         norm_1, norm_2: `LayerNorm(embed_dim)`.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes, or rotary can't be called.
+        TypeError: a size is no whole number, attention is not what `make_heads` takes, or
+            rotary can't be called.
         ValueError: embed_dim not divisible by num_heads, num_heads not by num_kv_heads, or
             dropout outside [0, 1].
 
@@ -76,6 +78,7 @@ class TransformerBlock(nn.Module):
         num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
+        require_sizes(embed_dim=embed_dim)
         self.dropout = require_probability("dropout", dropout)
         if attention is None:
             attention = ScaledDotProductAttention(dropout)
@@ -130,24 +133,54 @@ class TransformerBlock(nn.Module):
     def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerBlock":
         """A copy of PyTorch's layer; see `mask_from_torch` for its masks.
 
+        Parameters that are frozen stay so, and a part stays in training mode or out of it.
+
         Raises:
-            ValueError: its attention is not what `MultiHeadAttention.from_torch` takes.
+            TypeError: no `nn.TransformerEncoderLayer`, or a subclass with a forward or a
+                part of it of its own; or such a part.
+            ValueError: its attention is not what `MultiHeadAttention.from_torch` takes, or
+                the dropouts beside the residual paths differ.
         """
+        refuse_other_module("layer", layer, nn.TransformerEncoderLayer)
+        activation = copy.deepcopy(layer.activation)  # which may have parameters
         block = cls(
             layer.self_attn.embed_dim,
             layer.self_attn.num_heads,
-            dropout=layer.dropout1.p,
+            dropout=require_same_dropout(layer.dropout1, layer.dropout2),
             norm_first=layer.norm_first,
-            activation=layer.activation,
+            activation=activation,
         )
         block.norm_1 = LayerNorm.from_torch(layer.norm1)
         block.norm_2 = LayerNorm.from_torch(layer.norm2)
         block.attention = MultiHeadAttention.from_torch(layer.self_attn)
         block.feed_forward = FeedForwardNetwork.from_torch(
-            layer.linear1, layer.linear2, layer.activation
+            layer.linear1, layer.linear2, activation
         )
-        block.feed_forward.dropout = layer.dropout.p
-        return block.train(layer.training)
+        block.feed_forward.dropout = require_same_dropout(layer.dropout)
+        block.train(layer.dropout1.training)
+        block.attention.train(layer.self_attn.training)
+        block.feed_forward.train(layer.dropout.training)
+        return block
+
+
+def require_same_dropout(*layers: nn.Dropout) -> float:
+    """The probability of dropouts of PyTorch that must be alike.
+
+    Raises:
+        TypeError: one is another module.
+        ValueError: they differ, in the probability or in being in training mode.
+
+    Source: chapter 9.
+    """
+    for layer in layers:
+        refuse_other_module("dropout", layer, nn.Dropout)
+    found = sorted({(layer.p, layer.training) for layer in layers})
+    if len(found) > 1:
+        got = " and ".join(f"{p} with training={training}" for p, training in found)
+        raise ValueError(
+            f"layer: expected dropout1 and dropout2 of one probability and mode, got {got}"
+        )
+    return layers[0].p
 
 
 # What makes positions that turn queries and keys, by name, from the features of a head.
@@ -182,7 +215,7 @@ class LanguageModel(nn.Module):
         norm: `LayerNorm` after the last block if norm_first, otherwise the identity.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes.
+        TypeError: a size is no whole number, or attention not what `make_heads` takes.
         ValueError: a size below 1, attention that is not causal, or unknown positions.
 
     Source: chapter 9, eq-next-token and eq-tied-logits; Radford et al. (2019).
@@ -205,7 +238,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, context_length=context_length)
-        require_sizes(num_layers=num_layers)
+        require_sizes(embed_dim=embed_dim, num_heads=num_heads, num_layers=num_layers)
         if attention is None:
             attention = ScaledDotProductAttention(dropout, causal=True)
         if isinstance(positions, str) and positions in ROTARY:
@@ -233,15 +266,32 @@ class LanguageModel(nn.Module):
             start = torch.randn(self.context_length, embed_dim) * embed_dim**-0.5
             self.positions = nn.Parameter(start)
         elif positions == "sinusoidal":
-            table = sinusoidal_positions(self.context_length, embed_dim)
-            table = table * (embed_dim / 2) ** -0.5
+            table = torch.empty(self.context_length, embed_dim)
             self.register_buffer("positions", table, persistent=False)
+            self.fill_positions()
         else:
             wanted = ", ".join(map(repr, ("learned", "sinusoidal", *ROTARY)))
             raise ValueError(
                 f"positions: expected one of {wanted}, or a module that turns, "
                 f"got {positions!r}"
             )
+
+    def fill_positions(self) -> None:
+        """Writes the sinusoids, of length 1 as the tokens, where these are in memory."""
+        table, embed_dim = self.positions, self.positions.shape[-1]
+        with torch.device("cpu"):  # some devices have no float64
+            exact = sinusoidal_positions(len(table), embed_dim, torch.float64)
+        table.copy_(exact * (embed_dim / 2) ** -0.5)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Follows to another device or dtype, where the sinusoids are written anew.
+
+        No file has them, so that `to_empty` would leave what was in memory before.
+        """
+        super()._apply(fn, recurse)
+        if isinstance(self._buffers.get("positions"), Tensor):
+            self.fill_positions()
+        return self
 
     def forward(
         self,
@@ -375,7 +425,9 @@ class LanguageModel(nn.Module):
         return self(ids[..., known:], cache=held, padding=front, last=1)[..., -1, :]
 
 
-def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens embed_dim"]:
+def sinusoidal_positions(
+    tokens: int, embed_dim: int, dtype: torch.dtype | None = None
+) -> Float[Tensor, "tokens embed_dim"]:
     """Row t holds sin(ω_i t) and cos(ω_i t) in columns 2i and 2i + 1.
 
     The angular frequencies are ω_i = 10000^(-2i / embed_dim), in radians per token.
@@ -383,6 +435,7 @@ def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens e
     Args:
         tokens: number of positions, counted from 0.
         embed_dim: number of columns, even.
+        dtype: of the table, computed in float64; `None` means PyTorch's default.
 
     Raises:
         ValueError: embed_dim is odd.
@@ -395,7 +448,7 @@ def sinusoidal_positions(tokens: int, embed_dim: int) -> Float[Tensor, "tokens e
     omega = 10000 ** (-torch.arange(0, embed_dim, 2, dtype=torch.float64) / embed_dim)
     angle = position[:, None] * omega
     table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
-    return table.to(torch.get_default_dtype())
+    return table.to(dtype or torch.get_default_dtype())
 
 
 def padded_places(

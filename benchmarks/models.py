@@ -26,6 +26,7 @@ from paired import time_in_turn, write_record
 from torch import Tensor
 
 from attnlib import GPT2, Llama
+from attnlib.checkpoint import order_memory
 
 FAMILIES = {
     "GPT-2": (GPT2, transformers.GPT2Config, transformers.GPT2LMHeadModel),
@@ -56,7 +57,9 @@ def both(family: str, sizes: dict[str, int], dtype: torch.dtype) -> tuple[object
         theirs(make_config(**sizes)).save_pretrained(folder)
         model = theirs.from_pretrained(folder, dtype=dtype).eval()
         model.generation_config.eos_token_id = None  # every text gets its full length
-        return ours.from_pretrained(folder, dtype=dtype), model
+        mine = ours.from_pretrained(folder, dtype=dtype)
+        order_memory(mine)
+        return mine, model
 
 
 def measure(

@@ -19,7 +19,9 @@ class Layer:
     is a `Layer` is a part, whose parameters belong to the whole. A layer with parameters of
     its own sets their gradients in `backward`, as the dict `_gradients`.
 
-    Inputs are kept, not copied: leave them unchanged between forward and backward.
+    Inputs are kept, not copied: leave them unchanged between forward and backward. Only
+    those of the last forward are, so a layer that is used twice in one network is refused
+    at the second backward: its first use would get the gradients of its last.
 
     Attributes:
         training: whether dropout acts; True at the start, see `train` and `eval`.
@@ -30,6 +32,8 @@ class Layer:
     training: bool = True
     _cache: dict[str, Any] | None = None
     _gradients: dict[str, np.ndarray] | None = None
+    _recalled: bool = True  # whether a backward has come since the last forward
+    _replaced: bool = False  # whether that forward took the place of one without backward
 
     def parts(self) -> dict[str, "Layer"]:
         """The layers that this one is made of, by name."""
@@ -77,6 +81,7 @@ class Layer:
         """
         self._expected = np.shape(output), np.result_type(output)
         self._cache = cache
+        self._recalled, self._replaced = False, not self._recalled
 
     def recall(self, d_output: np.ndarray | None = None) -> dict[str, Any]:
         """What the last forward has kept; backward reads it and must not write to it.
@@ -86,19 +91,33 @@ class Layer:
                 output is a single number, a loss.
 
         Raises:
-            RuntimeError: there was no forward yet.
+            RuntimeError: there was no forward yet; or a second backward comes after two
+                forwards, of which only the last is kept.
             TypeError: d_output is not floating point, or not of the dtype of the output.
             ValueError: d_output has not the shape of the output.
         """
         if self._cache is None:
             raise RuntimeError(f"{type(self).__name__}: call forward before backward")
+        if self._recalled and self._replaced:
+            raise RuntimeError(
+                f"{type(self).__name__}: expected one backward after several forwards, "
+                "since only the last is kept; a layer that is used twice needs a forward "
+                "before each backward, or a copy for each use"
+            )
         shape, dtype = self._expected
         if d_output is not None or shape != ():
             require_floating("d_output", d_output, dtype)
             if d_output.shape != shape:
                 expected = f"expected shape {shape} as the output"
                 raise ValueError(f"d_output: {expected}, got {d_output.shape}")
+        self._recalled = True
         return self._cache
+
+    def forget(self) -> None:
+        """Drops what forward has kept, here and in all parts."""
+        self._cache, self._recalled = None, True
+        for part in self.parts().values():
+            part.forget()
 
     def cache_bytes(self) -> int:
         """Memory in bytes held between forward and backward, inputs included.
@@ -127,7 +146,8 @@ class Layer:
 def cast(layer: Layer, dtype: Any) -> Layer:
     """The same layer, with its parameters and those of its parts converted to a dtype.
 
-    The arrays are new ones: make an optimizer afterwards.
+    The arrays are new ones: make an optimizer afterwards. What a forward has kept, in the
+    dtype of before, is forgotten.
 
     Args:
         layer: changed in place.
@@ -138,6 +158,7 @@ def cast(layer: Layer, dtype: Any) -> Layer:
     for name, array in vars(layer).items():
         if isinstance(array, np.ndarray):
             setattr(layer, name, array.astype(dtype))
+    layer.forget()
     for part in layer.parts().values():
         cast(part, dtype)
     return layer

@@ -4,6 +4,7 @@
 Derived in chapter 10, "Backward through attention" (book/10_backward_attention.ipynb).
 """
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -99,17 +100,35 @@ def refuse_bad_inputs(
         refuse_bad_mask(mask, query, keys=key.shape[-2])
 
 
-def require_sizes(**sizes: int) -> None:
-    """Refuses a number of features, or of words, below 1.
+def require_whole(**sizes: int) -> None:
+    """Refuses sizes that are no whole numbers, even if they are equal to one.
 
     Args:
         sizes: by the names of the arguments.
 
     Raises:
+        TypeError: one of them is no whole number, or a truth value.
+
+    Source: chapter 10.
+    """
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"{name}: expected a whole number, got {size!r}")
+
+
+def require_sizes(**sizes: int) -> None:
+    """Refuses a number of features, or of words, that is none, or below 1.
+
+    Args:
+        sizes: by the names of the arguments.
+
+    Raises:
+        TypeError: one of them is no whole number, or a truth value.
         ValueError: one of them is below 1.
 
     Source: chapter 10; the same words as in chapter 4.
     """
+    require_whole(**sizes)
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}: expected at least 1, got {size}")
@@ -167,8 +186,10 @@ def require_ids(name: str, ids: Any, size: int) -> None:
         raise IndexError(f"{name}: {expected}, got {ids.min()} to {ids.max()}")
 
 
-def require_rate(name: str, value: float, below: float = np.inf) -> None:
-    """Refuses a number that is negative, too large or not a number.
+def require_rate(name: str, value: float, below: float = np.inf) -> float:
+    """Returns `value` as Python's float if it is not negative and not too large.
+
+    One of NumPy has a dtype, and would make float32 arrays float64.
 
     Raises:
         ValueError: not in [0, below).
@@ -177,3 +198,17 @@ def require_rate(name: str, value: float, below: float = np.inf) -> None:
     """
     if not 0 <= value < below:
         raise ValueError(f"{name}: expected a number in [0, {below:g}), got {value}")
+    return float(value)
+
+
+def require_eps(eps: float) -> float:
+    """Returns ε as Python's float, see `require_rate`, if it is not negative.
+
+    Raises:
+        ValueError: below 0, or not a number.
+
+    Source: chapter 10.
+    """
+    if not eps >= 0:
+        raise ValueError(f"eps: expected a number of at least 0, got {eps}")
+    return float(eps)

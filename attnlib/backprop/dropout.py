@@ -28,7 +28,7 @@ class Dropout(Layer):
         if not 0.0 <= probability <= 1.0:
             expected = "expected a probability between 0 and 1"
             raise ValueError(f"dropout: {expected}, got {probability}")
-        self.probability = probability
+        self.probability = float(probability)  # one of NumPy has a dtype
         self.rng = np.random.default_rng() if rng is None else rng
 
     def forward(self, input: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

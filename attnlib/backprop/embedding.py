@@ -24,6 +24,7 @@ class Embedding(Layer):
         weight: the table E, shape (vocab_size, embed_dim).
 
     Raises:
+        TypeError: a size that is no whole number.
         ValueError: a size below 1.
 
     Source: chapter 11, eq-embedding-backward.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attnlib.backprop.base import Layer
-from attnlib.backprop.checks import require_floating
+from attnlib.backprop.checks import require_floating, require_sizes
 from attnlib.backprop.dropout import Dropout
 from attnlib.backprop.projection import Projection
 
@@ -63,6 +63,7 @@ class FeedForwardNetwork(Layer):
         linear_2: `Projection(d_ff, d_model)`.
 
     Raises:
+        TypeError: d_model or d_ff is no whole number.
         ValueError: d_model or d_ff below 1, or dropout outside [0, 1].
 
     Source: chapter 11, eq-feed-forward-backward; chapter 8, eq-feed-forward.
@@ -76,6 +77,7 @@ class FeedForwardNetwork(Layer):
         activation: Layer | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
+        require_sizes(d_model=d_model)
         rng = np.random.default_rng() if rng is None else rng
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.linear_1 = Projection(d_model, d_ff, rng=rng)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from attnlib.backprop.base import Layer
 from attnlib.backprop.checks import require_floating
+from attnlib.backprop.checks import require_sizes as require_array_sizes
 from attnlib.backprop.projection import Projection as ArrayProjection  # not PyTorch's
 
 
@@ -62,6 +63,7 @@ class GatedFeedForwardLayer(Layer):
         down_proj: `Projection(d_ff, d_model)`.
 
     Raises:
+        TypeError: d_model or d_ff is no whole number.
         ValueError: d_model or d_ff below 1.
 
     Source: chapter 21, eq-gated-feed-forward, eq-gated-backward; Shazeer (2020).
@@ -75,6 +77,7 @@ class GatedFeedForwardLayer(Layer):
         bias: bool = False,
         rng: np.random.Generator | None = None,
     ) -> None:
+        require_array_sizes(d_model=d_model)
         rng = np.random.default_rng() if rng is None else rng
         d_ff = round(8 * d_model / 3) if d_ff is None else d_ff
         self.gate_proj = ArrayProjection(d_model, d_ff, bias, rng)

@@ -132,6 +132,7 @@ def run_copy(
     Source: chapter 10, eq-five-point.
     """
     layer = copy.deepcopy(layer)
+    layer.forget()  # an earlier forward is none of this run's
     output = layer.forward(*inputs, **options)
     return layer, output[0] if isinstance(output, tuple) else output
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attnlib.backprop.base import Layer
-from attnlib.backprop.checks import refuse_bad_tokens, require_sizes
+from attnlib.backprop.checks import refuse_bad_tokens, require_eps, require_sizes
 
 
 class LayerNorm(Layer):
@@ -23,6 +23,7 @@ class LayerNorm(Layer):
         beta: β, shape (d_model,), 0 at the start.
 
     Raises:
+        TypeError: d_model is no whole number.
         ValueError: d_model below 1, or eps below 0.
 
     Source: chapter 11, eq-layer-norm-backward, eq-layer-norm-backward-parameters;
@@ -31,9 +32,7 @@ class LayerNorm(Layer):
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
         require_sizes(d_model=d_model)
-        if not eps >= 0:
-            raise ValueError(f"eps: expected a number of at least 0, got {eps}")
-        self.eps = eps
+        self.eps = require_eps(eps)
         self.gamma = np.ones(d_model)
         self.beta = np.zeros(d_model)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from attnlib.backprop.attention import Mask, ScaledDotProductAttention
 from attnlib.backprop.base import Layer
-from attnlib.backprop.checks import refuse_bad_tokens
+from attnlib.backprop.checks import refuse_bad_tokens, require_whole
 from attnlib.backprop.projection import Projection
 
 
@@ -163,7 +163,7 @@ class MultiHeadAttention(Layer):
         attention: one layer for all heads.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes.
+        TypeError: a size is no whole number, or attention not what `make_heads` takes.
         ValueError: embed_dim is not divisible by num_heads, or a wrong number of heads.
 
     Source: chapter 12, eq-output-projection-backward, eq-split-backward,
@@ -178,6 +178,7 @@ class MultiHeadAttention(Layer):
         bias: bool = True,
         rng: np.random.Generator | None = None,
     ) -> None:
+        require_whole(embed_dim=embed_dim, num_heads=num_heads)
         if num_heads < 1 or embed_dim % num_heads:
             expected = f"expected a multiple of num_heads = {num_heads}"
             raise ValueError(f"embed_dim: {expected}, got {embed_dim}")

@@ -36,9 +36,8 @@ class SGD:
     """
 
     def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
-        require_rate("lr", lr)
-        require_rate("momentum", momentum, below=1.0)
-        self.layer, self.lr, self.momentum = layer, lr, momentum
+        self.layer, self.lr = layer, require_rate("lr", lr)
+        self.momentum = require_rate("momentum", momentum, below=1.0)
         self.velocities = zeros_like_parameters(layer)
 
     def step(self) -> None:
@@ -82,11 +81,9 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        require_rate("lr", lr)
-        require_rate("eps", eps)
-        for beta in betas:
-            require_rate("betas", beta, below=1.0)
-        self.layer, self.lr, self.betas, self.eps = layer, lr, betas, eps
+        self.layer, self.lr = layer, require_rate("lr", lr)
+        self.eps = require_rate("eps", eps)
+        self.betas = tuple(require_rate("betas", beta, below=1.0) for beta in betas)
         self.means = zeros_like_parameters(layer)
         self.squares = zeros_like_parameters(layer)
         self.steps = 0

@@ -27,6 +27,7 @@ class Projection(Layer):
         b: shape (out_features,), or `None`.
 
     Raises:
+        TypeError: a number of features that is no whole number.
         ValueError: a number of features below 1.
 
     Source: chapter 11, eq-projection-backward-weight, eq-projection-backward-bias,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from attnlib.backprop.base import Layer
 from attnlib.backprop.checks import refuse_bad_tokens as refuse_bad_array
-from attnlib.backprop.checks import require_sizes
+from attnlib.backprop.checks import require_eps, require_sizes
 
 
 class RMSNormLayer(Layer):
@@ -23,6 +23,7 @@ class RMSNormLayer(Layer):
         gamma: γ, shape (d_model,), 1 at the start.
 
     Raises:
+        TypeError: d_model is no whole number.
         ValueError: d_model below 1, or eps below 0.
 
     Source: chapter 21, eq-rms-norm, eq-rms-norm-backward; Zhang and Sennrich (2019).
@@ -30,9 +31,7 @@ class RMSNormLayer(Layer):
 
     def __init__(self, d_model: int, eps: float = 1e-6) -> None:
         require_sizes(d_model=d_model)
-        if not eps >= 0:
-            raise ValueError(f"eps: expected a number of at least 0, got {eps}")
-        self.eps = eps
+        self.eps = require_eps(eps)
         self.gamma = np.ones(d_model)
 
     def forward(

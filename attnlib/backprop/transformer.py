@@ -35,7 +35,7 @@ class TransformerBlock(Layer):
             `LayerNorm` and `FeedForwardNetwork`.
 
     Raises:
-        TypeError: attention is not what `make_heads` takes.
+        TypeError: a size is no whole number, or attention not what `make_heads` takes.
         ValueError: embed_dim not divisible by num_heads, or dropout outside [0, 1].
 
     Source: chapter 12, eq-block-backward; chapter 9, eq-pre-norm.
@@ -50,6 +50,7 @@ class TransformerBlock(Layer):
         dropout: float = 0.0,
         rng: np.random.Generator | None = None,
     ) -> None:
+        require_sizes(embed_dim=embed_dim)
         rng = np.random.default_rng() if rng is None else rng
         if attention is None:
             attention = ScaledDotProductAttention(dropout, rng=rng)
@@ -115,6 +116,7 @@ class LanguageModel(Layer):
     The parameters have the names of `attnlib.LanguageModel`, and the same shapes.
 
     Raises:
+        TypeError: a size is no whole number.
         ValueError: a size below 1, embed_dim not divisible by num_heads, or dropout
             outside [0, 1].
 

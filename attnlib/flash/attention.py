@@ -4,7 +4,6 @@
 Derived in chapter 14, "Flash attention" (book/14_flash_attention.ipynb).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,8 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnlib.base import BaseAttention
-from attnlib.checks import as_autocast, refuse_bad_inputs, require_flag, require_window
+from attnlib.base import BaseAttention, repeat_shared
+from attnlib.checks import (
+    as_autocast,
+    positive_scale,
+    refuse_bad_inputs,
+    require_flag,
+    require_scale,
+    require_window,
+)
 from attnlib.flash.operators import FlashFunction, flash_forward
 from attnlib.flash.tiles import BlockSize, block_sizes, narrow_window
 from attnlib.fused import attend_fused
@@ -28,7 +34,7 @@ def flash_attention(
     *,
     causal: bool = False,
     window: int | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     block_size: BlockSize | None = None,
     return_lse: bool = False,
 ) -> (
@@ -71,8 +77,29 @@ def flash_attention(
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
     refuse_bad_inputs(query, key, value, mask)
-    require_window(window)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    options = {"window": require_window(window), "scale": require_scale(scale)}
+    options |= {"causal": causal, "block_size": block_size}
+    output, lse = attend_tiles(query, key, value, mask, **options, return_lse=True)
+    return (output, lse) if return_lse else output
+
+
+def attend_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float | Tensor | None,
+    block_size: BlockSize | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attention` of what has been looked at already.
+
+    Source: chapter 14.
+    """
+    query, scale = positive_scale(query, scale)
     if block_size is not None:
         block_size = list(block_sizes(block_size, matrices=1, queries=1, causal=causal))
     # A graph takes the operator, which has the same gradient; torch.func the Function.
@@ -86,19 +113,18 @@ class Backend(NamedTuple):
     """A way to compute flash attention.
 
     Args:
-        attention: called as `flash_attention` is, without a block_size, with inputs that
-            have been looked at.
+        attention: called with query, key, value, mask, and by name causal, window and
+            scale, of inputs that have been looked at.
         suits: called with query, key, value, mask, causal and window; whether "auto" may
             choose it for them.
-        grouped: called as attention, where heads of query share those of key and value;
-            `None` if it can't be.
+        grouped: whether heads of query may share those of key and value.
 
     Source: chapter 14.
     """
 
     attention: Callable[..., Any]
     suits: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int | None], bool]
-    grouped: Callable[..., Any] | None = None
+    grouped: bool = False
 
 
 def fused_suits(
@@ -130,8 +156,8 @@ def fused_suits(
 
 
 BACKENDS = {
-    "torch": Backend(flash_attention, lambda *inputs: True),
-    "fused": Backend(attend_fused, fused_suits, attend_fused),
+    "torch": Backend(attend_tiles, lambda *inputs: True),
+    "fused": Backend(attend_fused, fused_suits, grouped=True),
 }
 # What "auto" asks, in this order. On a CPU PyTorch's function is as fast as the tiles for
 # thousands of tokens and faster for few (benchmarks/results/backends.json); on a GPU no
@@ -145,7 +171,8 @@ class FlashAttention(BaseAttention):
     Args:
         causal: let each query see only keys up to its own position, aligned bottom
             right; composes with any mask.
-        scale: factor on the scores; `None` means 1/√d_k.
+        scale: factor on the scores, a number or a tensor that broadcasts to the query;
+            `None` means 1/√d_k.
         block_size: queries and keys in a tile, as one number or two; `None` chooses.
         backend: "torch", the tiles of this chapter; "fused", PyTorch's own function, see
             `fused_attention`; another name in `BACKENDS`, such as "triton", the kernels of
@@ -156,7 +183,7 @@ class FlashAttention(BaseAttention):
             `window_mask`; `None` means all. Composes with causal and with any mask.
 
     Raises:
-        TypeError: causal is not a truth value, or a wrong block_size or window.
+        TypeError: causal is not a truth value, or a wrong scale, block_size or window.
         ValueError: an unknown backend, block_size or window below 1, or a block_size for a
             backend that chooses its own.
 
@@ -166,7 +193,7 @@ class FlashAttention(BaseAttention):
     def __init__(
         self,
         causal: bool = False,
-        scale: float | None = None,
+        scale: float | Tensor | None = None,
         block_size: BlockSize | None = None,
         backend: str = "auto",
         *,
@@ -180,26 +207,25 @@ class FlashAttention(BaseAttention):
         if block_size is not None and backend not in ("auto", "torch"):
             expected = f"expected None, since {backend!r} chooses its own tiles"
             raise ValueError(f"block_size: {expected}, got {block_size!r}")
-        self.causal, self.scale = require_flag("causal", causal), scale
+        self.causal, self.scale = require_flag("causal", causal), require_scale(scale)
         self.block_size, self.backend = block_size, backend
         self.window = require_window(window)
 
-    def forward(
+    def attend_without_weights(
         self,
         query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*batch keys d_k"],
-        value: Float[Tensor, "*batch keys d_v"],
-        mask: Mask | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
-        """Output (..., N, d_v) and `None`; see `BaseAttention.forward`."""
-        query, key, value, mask = as_autocast(query, key, value, mask)
-        refuse_bad_inputs(query, key, value, mask)
+        key: Float[Tensor, "*shared keys d_k"],
+        value: Float[Tensor, "*shared keys d_v"],
+        mask: Mask | None,
+    ) -> Float[Tensor, "*batch queries d_v"]:
+        """Output (..., N, d_v); see `BaseAttention.attend_without_weights`."""
         backend = self.choose(query, key, value, mask)
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         if backend == "torch":
             options["block_size"] = self.block_size
-        output = BACKENDS[backend].attention(query, key, value, mask, **options)
-        return output, None
+        if key.shape[:-2] != query.shape[:-2] and not BACKENDS[backend].grouped:
+            key, value = repeat_shared(query, key, value)
+        return BACKENDS[backend].attention(query, key, value, mask, **options)
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> str:
         """The name of the back end for these tensors."""
@@ -212,16 +238,3 @@ class FlashAttention(BaseAttention):
             if backend in BACKENDS and BACKENDS[backend].suits(*inputs):
                 break
         return backend
-
-    def attend_groups(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch kv_heads keys d_k"],
-        value: Float[Tensor, "*batch kv_heads keys d_v"],
-        mask: Mask | None = None,
-    ) -> Float[Tensor, "*batch heads queries d_v"] | None:
-        """Output (..., H, N, d_v), if the back end lets heads share keys and values."""
-        query, key, value, mask = as_autocast(query, key, value, mask)
-        grouped = BACKENDS[self.choose(query, key, value, mask)].grouped
-        options = {"causal": self.causal, "window": self.window, "scale": self.scale}
-        return grouped and grouped(query, key, value, mask, **options)

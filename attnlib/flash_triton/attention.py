@@ -4,7 +4,6 @@
 Derived in chapter 15, "Flash attention on a GPU" (book/15_flash_on_gpu.ipynb).
 """
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from attnlib.checks import as_autocast, refuse_bad_inputs, refuse_bad_mask, require_window
+from attnlib.checks import (
+    as_autocast,
+    positive_scale,
+    refuse_bad_inputs,
+    require_scale,
+    require_window,
+)
 from attnlib.flash.attention import BACKENDS, Backend
 from attnlib.flash_triton.blocks import triton
 from attnlib.flash_triton.launch import (
@@ -238,39 +243,19 @@ def refusal(query: Tensor, value: Tensor, mask: Tensor | None) -> Exception | No
     return refusal_on_75(query, value) if capability_of(query) < 80 else None
 
 
-def refuse_bad_heads(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
-) -> None:
-    """Refuses bad input; with `enable_gqa`, the query may have more heads than the keys.
-
-    Raises:
-        TypeError, ValueError: see `refuse_bad_inputs`.
-
-    Source: chapter 15; the contract, appendix A.
-    """
-    tensors = all(isinstance(x, Tensor) and x.dim() > 2 for x in (query, key, value))
-    if not enable_gqa or not tensors or query.shape[-3] == key.shape[-3]:
-        refuse_bad_inputs(query, key, value, mask)
-        return
-    heads, shared = query.shape[-3], key.shape[-3]
-    if shared == 0 or heads % shared != 0:
-        expected = f"key: expected a number of heads that divides {heads}, that of query"
-        raise ValueError(f"{expected}, got {shared}")
-    refuse_bad_inputs(query[..., :shared, :, :], key, value)
-    if mask is not None:
-        refuse_bad_mask(mask, query, keys=key.shape[-2])
-
-
 def prepare(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, float]:
     """Query, key, value and mask with four dimensions, and a positive scale.
 
     Source: chapter 15, eq-strides, eq-raw-maximum.
     """
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    if scale <= 0:  # the maximum is taken before the scale: only right if positive
-        query, scale = query * scale, 1.0
+    # The kernels take the maximum before they scale: only right if it is positive.
+    query, scale = positive_scale(query, scale)
     if query.dtype == torch.bfloat16 and interpreted():  # whose products of it are wrong
         query, key, value = query.float(), key.float(), value.float()
     if mask is not None:
@@ -289,7 +274,7 @@ def flash_attention_triton(
     *,
     causal: bool = False,
     window: int | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     return_lse: bool = False,
     enable_gqa: bool = False,
 ) -> (
@@ -339,8 +324,29 @@ def flash_attention_triton(
     Source: chapter 15, eq-raw-maximum, eq-two-walks; chapter 14.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    refuse_bad_heads(query, key, value, mask, enable_gqa)
-    require_window(window)
+    refuse_bad_inputs(query, key, value, mask, enable_gqa)
+    options = {"window": require_window(window), "scale": require_scale(scale)}
+    output, lse = attend_kernels(
+        query, key, value, mask, causal=causal, **options, return_lse=True
+    )
+    return (output, lse) if return_lse else output
+
+
+def attend_kernels(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float | Tensor | None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attention_triton` of what has been looked at already, heads sharing keys.
+
+    Source: chapter 15.
+    """
     if error := refusal(query, value, mask):
         raise error
     leading, dtype = query.shape[:-2], query.dtype
@@ -371,8 +377,4 @@ def suits(
     return able and capability_of(query) >= 80  # below, only PyTorch's has tensor cores
 
 
-BACKENDS["triton"] = Backend(
-    flash_attention_triton,
-    suits,
-    lambda *inputs, **options: flash_attention_triton(*inputs, enable_gqa=True, **options),
-)
+BACKENDS["triton"] = Backend(attend_kernels, suits, grouped=True)

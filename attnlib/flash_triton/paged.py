@@ -4,14 +4,13 @@
 Derived in chapter 19, "Split and paged" (book/19_split_and_paged.ipynb).
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnlib.checks import require_count
+from attnlib.checks import positive_scale, require_count, require_scale
 from attnlib.flash_triton.attention import refusal
 from attnlib.flash_triton.blocks import heads_of, matrix_of, tl, triton
 from attnlib.flash_triton.launch import capability_of, interpreted, launch, padded
@@ -228,9 +227,7 @@ def paged_attention_triton(
     if not interpreted() and capability_of(query) < 80:
         raise RuntimeError("query: expected a GPU of compute capability 8.0 or higher")
     shape, dtype = query.shape, query.dtype
-    scale = 1 / math.sqrt(shape[-1]) if scale is None else float(scale)
-    if scale <= 0:  # the maximum is taken before the scale: only right if positive
-        query, scale = query * scale, 1.0
+    query, scale = positive_scale(query, require_scale(scale))
     if dtype == torch.bfloat16 and interpreted():  # whose products of it are wrong
         query, keys, values = query.float(), keys.float(), values.float()
     if keys.dim() == 3:

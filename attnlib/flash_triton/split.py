@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnlib.checks import as_autocast, require_window
+from attnlib.checks import as_autocast, refuse_bad_inputs, require_scale, require_window
 from attnlib.flash.tiles import narrow_window
-from attnlib.flash_triton.attention import prepare, refusal, refuse_bad_heads
+from attnlib.flash_triton.attention import prepare, refusal
 from attnlib.flash_triton.blocks import heads_of, load_block, matrix_of, tl, triton
 from attnlib.flash_triton.launch import capability_of, interpreted, launch, mask_of, padded
 from attnlib.flash_triton.visible import LOG2E, hide, rest_of_scale
@@ -290,8 +290,9 @@ def flash_decoding_triton(
     Source: appendix E, eq-split-merge, eq-split-range, eq-group-rows.
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    refuse_bad_heads(query, key, value, mask, enable_gqa)
+    refuse_bad_inputs(query, key, value, mask, enable_gqa)
     require_window(window)
+    require_scale(scale)
     refuse_gradients(query=query, key=key, value=value, mask=mask)
     if error := refusal(query, value, mask):
         raise error

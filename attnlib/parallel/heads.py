@@ -11,13 +11,13 @@ import torch.distributed as dist
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from attnlib.checks import as_autocast, require_flag, require_window
+from attnlib.base import BaseAttention, repeat_heads
+from attnlib.checks import as_autocast, require_flag, require_scale, require_window
 from attnlib.flash.attention import FlashAttention, flash_attention
-from attnlib.grouped_query import add_sink
 from attnlib.masks import Mask
-from attnlib.multi_head import repeat_heads
+from attnlib.online_softmax import add_sink
 from attnlib.parallel.collectives import agree_after, all_gather, all_to_all
-from attnlib.parallel.ring import RankAttention, refuse_bad_shard, ring_of
+from attnlib.parallel.ring import WithGroup, refuse_bad_shard, ring_of
 
 Group = dist.ProcessGroup | None
 
@@ -179,7 +179,7 @@ def head_attention(
     return (output, lse) if return_lse else output
 
 
-class HeadAttention(RankAttention):
+class HeadAttention(WithGroup, BaseAttention):
     """`head_attention` as an attention to plug in, for a text that the ranks share.
 
     Outside of a process group, and on one rank, it is attention as any other. Within a
@@ -205,16 +205,22 @@ class HeadAttention(RankAttention):
         group: Group = None,
     ) -> None:
         super().__init__()
-        self.causal, self.scale = require_flag("causal", causal), scale
+        self.causal, self.scale = require_flag("causal", causal), require_scale(scale)
         self.window, self.group = require_window(window), group
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
-    ) -> Tensor:
-        """Output of this rank's queries; see `head_attention`."""
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*shared keys d_k"],
+        value: Float[Tensor, "*shared keys d_v"],
+        mask: Mask | None = None,
+        need_weights: bool = True,
+        enable_gqa: bool = True,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
+        """Output (..., N, d_v) of this rank's queries, and `None`; see `head_attention`."""
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         options |= {"mask": mask, "group": self.group}
-        return head_attention(query, key, value, **options)
+        return head_attention(query, key, value, **options), None
 
 
 class TokensBefore:

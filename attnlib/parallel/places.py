@@ -104,7 +104,7 @@ def shard_positions(
     pieces = 2 * ranks if order == "zigzag" and ranks > 1 else ranks
     if tokens % pieces:
         raise ValueError(f"tokens: expected a multiple of {pieces}, got {tokens}")
-    text = torch.arange(tokens)
+    text = torch.arange(tokens, device="cpu")
     if order == "striped":
         return text[rank::ranks]
     if pieces == ranks:

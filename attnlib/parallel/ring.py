@@ -4,7 +4,6 @@
 Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
 """
 
-from abc import abstractmethod
 from copy import deepcopy
 from typing import Any
 
@@ -18,16 +17,17 @@ from attnlib.base import BaseAttention
 from attnlib.checks import (
     as_autocast,
     broadcasts,
+    positive_scale,
     refuse_bad_inputs,
     refuse_bad_mask,
     require_flag,
+    require_scale,
     require_window,
 )
 from attnlib.flash.operators import flash_backward, flash_forward
 from attnlib.flash.tiles import LOG2E, mask_tile
-from attnlib.grouped_query import add_sink
 from attnlib.masks import Mask
-from attnlib.online_softmax import merge_outputs
+from attnlib.online_softmax import add_sink, merge_outputs
 from attnlib.parallel.collectives import (
     agree_after,
     all_gather,
@@ -172,9 +172,7 @@ def refuse_bad_shard(
     Source: chapter 24; the contract, appendix A.
     """
     size = ring_of(group)[1]
-    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
-    shared = tensors and sharing(query, key) > 1
-    refuse_bad_inputs(query[..., : key.shape[-3], :, :] if shared else query, key, value)
+    refuse_bad_inputs(query, key, value, enable_gqa=True)
     if size > 1:
         refuse_other_device("query", query, group)
     if mask is not None:
@@ -243,8 +241,7 @@ def refuse_bad_options(
     """
     require_flag("causal", causal)
     require_window(window)
-    if scale is not None:
-        float(scale)
+    require_scale(scale)
     for name, given in places.items():
         refuse_bad_places(name, given, tokens)
 
@@ -269,7 +266,7 @@ def gather_places(
     Source: chapter 24, eq-rule.
     """
     rank, size = ring_of(group)
-    plain = [torch.arange(size * count).view(size, -1) for count in tokens]
+    plain = [torch.arange(size * n, device="cpu").view(size, -1) for n in tokens]
     plain[0] += size * (tokens[1] - tokens[0])  # the last query is the last token
     if positions is None and documents is None:
         return [torch.stack([x, torch.zeros_like(x)], dim=1) for x in plain]
@@ -295,7 +292,9 @@ def refuse_bad_keys(
     """
     at, of = (x.flatten() - x.min() if x.numel() else x.flatten() for x in keys.unbind(1))
     places = keys[:, 0].flatten().sort().values
-    if mask is not None and not torch.equal(places, torch.arange(len(places))):
+    if mask is not None and not torch.equal(
+        places, torch.arange(len(places), device="cpu")
+    ):
         raise ValueError(
             f"positions: expected each of 0 to {len(places) - 1} once among the keys of "
             "all ranks, since they are columns of mask"
@@ -418,7 +417,7 @@ def ring_attention(
     if positions is not None:
         refuse_bad_keys(mask, rule, keys)
     rows, hops = queries[rank].repeat(1, heads), hops_needed(rule, queries, keys)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    query, scale = positive_scale(query, scale)
     plan = RingPlan(rule, rows, keys, hops, rank, group, scale, query.device)
     mask = fold_mask(mask, query, heads)
     output, lse = RingFunction.apply(fold_heads(query, heads), key, value, mask, plan)
@@ -429,41 +428,18 @@ def ring_attention(
     return (output.to(query.dtype), lse) if return_lse else output.to(query.dtype)
 
 
-class RankAttention(BaseAttention):
-    """An attention to keys that a group of ranks holds; a subclass says how, by `attend`.
+class WithGroup:
+    """What an attention of several ranks has besides: copies share its group.
+
+    What fits and what does not, the ranks find out together, so that none waits for one
+    that has stopped: such an attention does the whole in its `forward`.
 
     Source: chapter 24.
     """
 
     group: dist.ProcessGroup | None
 
-    @abstractmethod
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
-    ) -> Tensor:
-        """Output of this rank's queries, with or without heads that share keys."""
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*batch keys d_k"],
-        value: Float[Tensor, "*batch keys d_v"],
-        mask: Mask | None = None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
-        """Output (..., N, d_v) of this rank's queries, and `None`."""
-        return self.attend(query, key, value, mask), None
-
-    def attend_groups(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch kv_heads keys d_k"],
-        value: Float[Tensor, "*batch kv_heads keys d_v"],
-        mask: Mask | None = None,
-    ) -> Float[Tensor, "*batch heads queries d_v"]:
-        """Output (..., H, N, d_v), where heads share keys and values."""
-        return self.attend(query, key, value, mask)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "RankAttention":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WithGroup":
         """A copy, as for each block of a model, of everything but the group."""
         memo[id(self.group)] = self.group
         twin = memo[id(self)] = type(self).__new__(type(self))
@@ -471,7 +447,7 @@ class RankAttention(BaseAttention):
         return twin
 
 
-class RingAttention(RankAttention):
+class RingAttention(WithGroup, BaseAttention):
     """`ring_attention` as an attention to plug in: the text is spread over the ranks.
 
     Outside of a process group, and on one rank, it is attention as any other. A model
@@ -504,7 +480,7 @@ class RingAttention(RankAttention):
     ) -> None:
         super().__init__()
         shard_positions(0, 1, 0, order)
-        self.causal, self.scale = require_flag("causal", causal), scale
+        self.causal, self.scale = require_flag("causal", causal), require_scale(scale)
         self.window, self.order, self.group = require_window(window), order, group
 
     def positions(self, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
@@ -518,13 +494,19 @@ class RingAttention(RankAttention):
         )
         return mine + size * (keys - queries), theirs
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
-    ) -> Tensor:
-        """Output of this rank's queries; see `ring_attention`."""
+    def forward(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*shared keys d_k"],
+        value: Float[Tensor, "*shared keys d_v"],
+        mask: Mask | None = None,
+        need_weights: bool = True,
+        enable_gqa: bool = True,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
+        """Output (..., N, d_v) of this rank's queries, and `None`; see `ring_attention`."""
         shapes, places = [getattr(x, "shape", ()) for x in (query, key)], None
         if min(map(len, shapes)) > 1:  # what is not so is refused below
             places = self.positions(shapes[0][-2], shapes[1][-2])
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         options |= {"mask": mask, "group": self.group}
-        return ring_attention(query, key, value, places, **options)
+        return ring_attention(query, key, value, places, **options), None

@@ -125,14 +125,28 @@ def refuse_unsplittable(module: nn.Module, mesh: DeviceMesh, what: str) -> None:
 
     Source: chapter 25.
     """
-    if not isinstance(module, Projection):
-        raise TypeError(f"module: expected a Projection, got a {type(module).__name__}")
-    count = module.W.shape[1 if what == "columns" else 0]
+    count = require_projection("module", module).W.shape[1 if what == "columns" else 0]
     if count % mesh.size():
         raise ValueError(
             f"module: expected a number of {what} that {mesh.size()} ranks divide, "
             f"got {count}"
         )
+
+
+def require_projection(name: str, module: nn.Module) -> Projection:
+    """Returns a projection whose W is a parameter, which can be dealt out.
+
+    Raises:
+        TypeError: another module, as one around a projection, or a W made of others.
+
+    Source: chapter 25.
+    """
+    if not isinstance(module, Projection):
+        got = type(module).__name__
+        raise TypeError(f"{name}: expected a Projection, got a {got}")
+    if "W" not in dict(module.named_parameters(recurse=False)):
+        raise TypeError(f"{name}: expected a Projection whose W is a parameter")
+    return module
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
@@ -150,8 +164,9 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
 
     Raises:
         ValueError: on every rank: not a `LanguageModel`, or with another feed-forward
-            network, with dropout or a list of heads; P does not divide the heads, those of
-            keys or the hidden features; or the ranks' models differ in shape.
+            network or another layer in place of a projection, with dropout or a list of
+            heads; P does not divide the heads, those of keys or the hidden features; or
+            the ranks' models differ in shape.
 
     Source: chapter 25, eq-split-columns, eq-split-rows; Shoeybi et al. (2019).
     """
@@ -214,8 +229,12 @@ def refuse_unsplit_block(block: nn.Module, ranks: int) -> None:
     if not isinstance(network, FeedForwardNetwork):
         got = type(network).__name__
         raise TypeError(f"model: expected blocks with a FeedForwardNetwork, got a {got}")
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        require_projection(f"model: attention.{name}", getattr(attention, name))
+    for name in ("linear_1", "linear_2"):
+        require_projection(f"model: feed_forward.{name}", getattr(network, name))
     counts = {"num_heads": attention.num_heads, "num_kv_heads": attention.num_kv_heads}
-    for name, count in (counts | {"d_ff": network.linear_1.out_features}).items():
+    for name, count in (counts | {"d_ff": network.linear_1.W.shape[1]}).items():
         if count % ranks:
             raise ValueError(f"{name}: expected a multiple of {ranks} ranks, got {count}")
     if ranks == 1:

@@ -95,7 +95,7 @@ def test_definitions_have_docstrings_and_functions_are_short(module):
     Functions and methods count each for itself; one inside another counts for both.
     """
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    for index, body in enumerate(module.bodies):
+    for index, body in enumerate(module.definitions):
         for statement in body:
             for node in ast.walk(statement.node):
                 if not isinstance(node, (*functions, ast.ClassDef)):

@@ -49,11 +49,17 @@ class Stepwise(BaseAttention):
         return weights @ value
 
     @staticmethod
+    def widen(x):
+        return x.float() if x.dtype == torch.float16 else x
+
+    @staticmethod
     def result(output, weights, query, training):
         return output, weights
 
     def forward(self, query, key, value, mask=None):
         self.check(query, key, value, mask)
+        given = query
+        query, key, value = (self.widen(x) for x in (query, key, value))
         scores = self.scores(query, key)
         if self.causal:
             scores = self.triangle(scores, mask)
@@ -62,7 +68,8 @@ class Stepwise(BaseAttention):
         if mask is not None:
             scores = self.mask(scores, mask)
         weights = self.softmax(scores)
-        return self.result(self.mix(weights, value), weights, query, self.training)
+        output = self.mix(weights, value).to(given.dtype)
+        return self.result(output, weights.to(given.dtype), given, self.training)
 
 
 def stepwise(step=None, wrong=None, **options):
@@ -221,8 +228,9 @@ MISTAKES = [
     (DIFFERS, "scores", lambda q, k: Stepwise.scores(q, k.detach())),
     (f"{DIFFERS} under a mask", "mask", lambda s, m: apply_mask(s.detach(), m)),
     ("torch.float32 in, torch.float64 out", "result", lambda o, w, *_: (o.double(), w)),
-    ("not finite in torch.float16", "scores",
-     lambda q, k: Stepwise.scores(1e5 * q, k) / 1e5),
+    ("not finite in torch.float16", "result",
+     lambda o, w, q, _: (1e5 * o.to(q.dtype) / 1e5, w)),
+    ("not finite in torch.float16: scores beyond 65504", "widen", lambda x: x),
     ("without need_weights the output differs", "forward", masked_only_with_weights),
     ("the error does not name query: bad input", "check", nameless),
     ("a bad query raised RuntimeError; expected TypeError", "check", lambda *_: None),
@@ -246,7 +254,7 @@ def test_conformance_tries_the_dtypes_it_is_given(as_shipped):
             return -0.5 * torch.cdist(query, key).square()
 
     check_attention(Distances, dtypes=[torch.float32])
-    with pytest.raises(RuntimeError, match="Half"):
+    with pytest.raises(RuntimeError, match="cdist"):
         check_attention(Distances)
     wrong = stepwise("result", lambda o, w, *_: (o.double(), w))
     check_attention(wrong, dtypes=())

@@ -30,7 +30,7 @@ from attnlib.backprop import (
     gradient_check,
     relative_error,
 )
-from drawn import normal
+from drawn import normal, refuses
 
 RNG = np.random.default_rng(0)
 
@@ -366,3 +366,179 @@ def test_memory_is_counted():
     ):
         layer.forward(*inputs)
         assert layer.cache_bytes() == 8 * numbers, type(layer).__name__
+
+
+# ── one layer in two places ──────────────────────────────────────────────────────────
+
+TWICE = {
+    "Projection": (lambda: Projection(4, 4), X),
+    "ReLU": (ReLU, X),
+    "SiLU": (SiLU, X),
+    "Dropout": (lambda: backprop.Dropout(0.5), X),
+    "LayerNorm": (lambda: LayerNorm(4), X),
+    "RMSNormLayer": (lambda: backprop.RMSNormLayer(4), X),
+    "FeedForwardNetwork": (lambda: FeedForwardNetwork(4, 5), X),
+    "GatedFeedForwardLayer": (lambda: backprop.GatedFeedForwardLayer(4, 5), X),
+    "MultiHeadAttention": (lambda: backprop.MultiHeadAttention(4, 2), X),
+    "TransformerBlock": (lambda: backprop.TransformerBlock(4, 2, 5), X),
+    "Embedding": (lambda: Embedding(7, 4), IDS),
+    "LanguageModel": (lambda: backprop.LanguageModel(7, 5, 4, 2, 1), IDS),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_layer_used_twice_is_refused_at_the_second_backward(name):
+    make, first = TWICE[name]
+    layer, second = make(), np.flip(first).copy()
+    outputs = [layer.forward(x) for x in (first, second)]
+    d_output = np.ones_like(outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0])
+    layer.backward(d_output)
+    last = {key: x.copy() for key, x in layer.gradients().items()}
+    with pytest.raises(RuntimeError, match=r"^\w+: expected one backward after"):
+        layer.backward(d_output)
+    layer.forward(second)  # its turn: any number of backwards
+    for _ in range(2):
+        layer.backward(d_output)
+    for key, gradient in layer.gradients().items():
+        if name != "Dropout":
+            np.testing.assert_allclose(gradient, last[key], atol=1e-12)
+
+
+def test_one_projection_after_itself():
+    layer = Projection(4, 4)
+    layer.W[...] = np.eye(4)  # so that what comes second is equal to what came first
+    layer.forward(layer.forward(X))
+    with pytest.raises(RuntimeError, match=r"^Projection: expected one backward after"):
+        layer.backward(layer.backward(array(*X.shape, seed=1)))
+
+
+def test_a_head_that_two_blocks_share():
+    heads = backprop.ScaledDotProductAttention()
+    blocks = [backprop.TransformerBlock(4, 2, 5, heads) for _ in range(2)]
+    blocks[1].forward(blocks[0].forward(X))
+    with pytest.raises(RuntimeError, match=r"^ScaledDotProductAttention: expected one"):
+        blocks[0].backward(blocks[1].backward(X))
+
+
+def test_predictions_between_the_steps_are_no_second_use():
+    layer = Projection(4, 3)
+    for _ in range(2):
+        for _ in range(3):
+            output = layer.forward(X)
+        layer.backward(output)
+
+
+def test_a_gradient_check_is_no_second_use():
+    class Doubled(Projection):
+        def backward(self, d_output):
+            super().backward(d_output)
+            return super().backward(d_output)
+
+    layer = Doubled(4, 3)
+    layer.forward(X)
+    gradient_check(layer, X)
+
+
+def test_a_cast_forgets_what_forward_has_kept():
+    layer = Projection(4, 3)
+    output = layer.forward(X)
+    with pytest.raises(RuntimeError, match=r"^Projection: call forward before backward"):
+        cast(layer, np.float64).backward(output)
+    layer.forward(X)
+    for _ in range(2):
+        layer.backward(output)
+
+
+# ── numbers of NumPy as options ──────────────────────────────────────────────────────
+
+
+NUMBERS = {
+    "eps": lambda n: LayerNorm(4, eps=n(1e-5)),
+    "eps of the RMS norm": lambda n: backprop.RMSNormLayer(4, eps=n(1e-5)),
+    "dropout": lambda n: FeedForwardNetwork(4, 5, dropout=n(0.5), rng=rng(1)),
+    "dropout of a block": lambda n: backprop.TransformerBlock(
+        4, 2, 5, dropout=n(0.25), rng=rng(1)
+    ),
+    "scale": lambda n: backprop.MultiHeadAttention(
+        4, 2, backprop.ScaledDotProductAttention(scale=n(0.3)), rng=rng(1)
+    ),
+    "sizes": lambda n: backprop.TransformerBlock(
+        *(4, 2, 5) if n is float else map(np.int64, (4, 2, 5)), rng=rng(1)
+    ),
+}
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("number", [np.float64, np.float32])
+def test_an_option_of_numpy_changes_no_dtype(name, dtype, number, as_shipped):
+    """Neither that of the output and the gradients nor their numbers."""
+    x, found = X.astype(dtype), []
+    for kind in (float, lambda value: number(value)):
+        made = NUMBERS[name]
+        layer = cast(made(float if kind is float else kind), dtype)
+        output = layer.forward(x)
+        output = output[0] if isinstance(output, tuple) else output
+        d_input = layer.backward(output)
+        d_input = d_input[0] if isinstance(d_input, tuple) else d_input
+        arrays = [output, d_input, *layer.gradients().values()]
+        assert {array.dtype for array in arrays} == {np.dtype(dtype)}
+        found.append(arrays)
+    exact = number is np.float64
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0 if exact else 1e-2)
+
+
+STEPS = {
+    "lr": lambda layer, n: backprop.SGD(layer, n(0.1)),
+    "momentum": lambda layer, n: backprop.SGD(layer, 0.1, n(0.3)),
+    "lr of Adam": lambda layer, n: backprop.Adam(layer, n(0.1)),
+    "betas": lambda layer, n: backprop.Adam(layer, betas=(n(0.9), n(0.99))),
+    "eps": lambda layer, n: backprop.Adam(layer, eps=n(1e-8)),
+}
+
+
+@pytest.mark.parametrize("name", [*STEPS, "lr, changed"])
+def test_a_rate_of_numpy_gives_the_same_steps(name, as_shipped):
+    found = []
+    for number in (float, np.float64):
+        layer = cast(Projection(4, 4, rng=rng(1)), np.float32)
+        optimizer = STEPS.get(name, STEPS["lr of Adam"])(layer, number)
+        for step in range(3):
+            if name == "lr, changed":
+                optimizer.lr = number(0.1 / (step + 1))
+            layer.forward(X.astype(np.float32))
+            layer.backward(np.ones_like(X, np.float32))
+            optimizer.step()
+        found.append(layer.parameters())
+    for key, array in found[0].items():
+        assert found[1][key].dtype == np.float32
+        rounded = 1e-6 if name == "lr, changed" else 0  # a number of float64 is kept
+        np.testing.assert_allclose(array, found[1][key], rtol=rounded, atol=rounded)
+
+
+WHOLE = {
+    "in_features": lambda n: Projection(n, 2),
+    "out_features": lambda n: Projection(2, n),
+    "d_model": LayerNorm,
+    "d_model ": backprop.RMSNormLayer,
+    " d_model": FeedForwardNetwork,
+    " d_model ": backprop.GatedFeedForwardLayer,
+    "vocab_size": lambda n: Embedding(n, 2),
+    "embed_dim": lambda n: backprop.MultiHeadAttention(n, 2),
+    "num_heads": lambda n: backprop.MultiHeadAttention(4, n),
+    "embed_dim ": lambda n: backprop.TransformerBlock(n, 2),
+    "context_length": lambda n: backprop.LanguageModel(7, n, 4, 2, 1),
+    "num_layers": lambda n: backprop.LanguageModel(7, 5, 4, 2, n),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_sizes_are_whole_numbers(name, as_shipped):
+    for size in (4.0, True, "4", None):
+        with refuses(f"{name.strip()}: expected a whole number, got {size!r}", TypeError):
+            WHOLE[name](size)

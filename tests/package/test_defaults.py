@@ -14,7 +14,7 @@ from attnlib.gpt2 import gelu_tanh
 FLAGS = (
     *("causal", "return_lse", "enable_gqa", "return_weights", "interleaved", "summed"),
     *("cache", "tied", "transposed", "dqv_bias", "qkv_bias", "out_bias", "ffn_bias"),
-    "head_norm",
+    *("head_norm", "grouped"),
 )
 USUAL = {
     **dict.fromkeys(FLAGS, False),
@@ -41,6 +41,7 @@ OTHERS = {
     **{"GPT2": {"activation": gelu_tanh}, "LanguageModel": {"positions": "learned"}},
     **{"paged_attention": PAGES, "paged_attention_triton": PAGES},
     "shard_positions": {"order": "zigzag"},
+    **{f"{x}Attention:forward": {"enable_gqa": True} for x in ("Ring", "Head")},
     "check_attention": {"leading": ((), (3,), (2, 2))},
     "check_cache": {"leading": ((), (3,), (2, 4))},
 }

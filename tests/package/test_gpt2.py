@@ -9,19 +9,22 @@ import textwrap
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from attnlib import GPT2, FlashAttention, LearnedBiasAttention
 from attnlib.checkpoint import (
     Into,
     Progress,
     load_into,
+    order_memory,
     read_config,
     read_tensors,
     read_tokenizer,
     require_library,
 )
 from attnlib.gpt2 import names_of, without_head
-from drawn import assert_fastest_order, change_tensors, close
+from drawn import assert_fastest_order, change_tensors, close, refuses
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 safetensors = pytest.importorskip("safetensors.torch")
@@ -124,6 +127,7 @@ def test_bfloat16_is_kept_and_as_near_as_it_can_be(shape, tmp_path):
 def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(small, dtype):
     """Few tokens by a matrix: along its longer side, in two bytes always by columns."""
     model = GPT2.from_pretrained(small, dtype=dtype)
+    order_memory(model)
     again = GPT2.from_pretrained(small, dtype=torch.float64)
     for p, exact in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(p, exact.to(dtype))
@@ -409,3 +413,49 @@ def test_a_head_is_off_within_and_on_again_behind(written):
     for block, head, name in ((2, 0, "block"), (0, 4, "head"), (-1, 0, "block")):
         with pytest.raises(ValueError, match=name), without_head(model, block, head):
             pass
+
+
+def test_a_loaded_model_can_be_trained_as_one_vector(written):
+    model = GPT2.from_pretrained(written)
+    assert all(p.is_contiguous() for p in model.parameters())
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(0 * vector, model.parameters())
+    ids = torch.randint(61, (1, 12))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+
+    def loss():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+        loss.backward()
+        return loss
+
+    optimizer.step(loss)
+
+
+class Around(nn.Module):
+    """A layer inside another, which has no W."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base = layer
+
+    def forward(self, x):
+        return self.base(x)
+
+
+@pytest.mark.parametrize("how", ["pruned", "parametrized", "wrapped"])
+def test_a_head_whose_rows_are_no_parameter_is_refused(written, how):
+    """To set them to 0 would change a tensor that is made anew at each call."""
+    model = GPT2.from_pretrained(written)
+    layer = model.blocks[1].attention
+    if how == "pruned":
+        prune.identity(layer.out_proj, "W")
+    elif how == "parametrized":
+        parametrize.register_parametrization(layer.out_proj, "W", nn.Identity())
+    else:
+        layer.out_proj = Around(layer.out_proj)
+    words = "model: expected out_proj.W of block 1 as a parameter …"
+    with refuses(words, TypeError), without_head(model, 1, 2):
+        pass
+    with without_head(model, 0, 2):
+        assert not model.blocks[0].attention.out_proj.W.chunk(4)[2].any()

@@ -22,7 +22,8 @@ from attnlib import (
     flash_attention,
     rotate,
 )
-from attnlib.multi_head import merge_heads, repeat_heads, split_heads
+from attnlib.base import repeat_heads
+from attnlib.multi_head import merge_heads, split_heads
 from attnlib.testing import check_cache
 from drawn import (
     Largest,
@@ -102,7 +103,7 @@ def test_back_ends_share(backend, monkeypatch):
     layer = layer_of(FlashAttention(causal=True, backend=backend), 2).float()
     whole, x, copies = repeated(layer).float(), normal(1, 4, 24).float(), []
     monkeypatch.setattr(
-        "attnlib.multi_head.repeat_heads",
+        "attnlib.base.repeat_heads",
         lambda x, times: copies.append(times) or repeat_heads(x, times),
     )
     found, expected = layer(x, need_weights=False)[0], whole(x)[0]

@@ -13,6 +13,7 @@ from attnlib import (
     ScaledDotProductAttention,
     WindowCache,
 )
+from attnlib.checkpoint import order_memory
 from attnlib.llama import llama_arguments, llama_names
 from drawn import assert_fastest_order, change_tensors, close
 
@@ -134,6 +135,7 @@ def test_bfloat16_is_kept_and_close(name, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(dtype, tmp_path):
     _, model = pair("Llama", tmp_path, dtype=dtype)
+    order_memory(model)
     assert_fastest_order(model, dtype == torch.float32)
     assert model.token_embedding.weight.is_contiguous()  # it only looks tokens up here
 
@@ -269,3 +271,11 @@ def test_arguments_that_do_not_fit(options, said):
     sizes |= {"num_layers": 1, "d_ff": 12}
     with pytest.raises(ValueError, match=said):
         Llama(**sizes | options)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Llama", "Qwen 3"])
+def test_loaded_parameters_are_contiguous(name, dtype, tmp_path):
+    model = Llama.from_pretrained(saved(theirs(name), tmp_path), dtype=dtype)
+    assert all(p.is_contiguous() for p in model.parameters())
+    torch.nn.utils.parameters_to_vector(model.parameters())

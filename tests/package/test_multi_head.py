@@ -27,7 +27,7 @@ from attnlib import (
 from attnlib.multi_head import split_heads
 from attnlib.parallel import HeadAttention, RingAttention
 from attnlib.testing import check_attention
-from drawn import close, each_refused
+from drawn import close, each_refused, normal, refuses
 
 
 class Guided(PhysicsGuidedAttention):
@@ -151,7 +151,6 @@ TYPES = {
     f"{HEAD} Identity()": lambda: heads(nn.Identity()),
     f"{HEAD} a list with 'causal'": lambda: heads([SCALED(), "causal"]),
     f"{MADE} NeedsAName gives: …": lambda: heads(NeedsAName),
-    f"{MADE} BaseAttention gives: …": lambda: heads(BaseAttention),
     "key: …as the weights, got torch.float64": lambda: TWO(X, MEMORY.double()),
     "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
     "lengths: …numbers, got [True, True]": lambda: padding_mask(torch.ones(2) > 0),
@@ -348,3 +347,57 @@ def test_autocast_export_and_state(as_shipped):
     again = MultiHeadAttention(12, 3, attention=LearnedBiasAttention(3, 4))
     again.load_state_dict(layer.state_dict())
     torch.testing.assert_close(again(X)[0], layer(X)[0])
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_masks_from_torch_with_and_without_a_batch(kind, batched):
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    ours, x = MultiHeadAttention.from_torch(theirs), normal(*([3] if batched else []), 5, 8)
+    shape = (3, 5) if batched else (5,)
+    padding, blocked = torch.zeros(shape) > 0, torch.ones(5, 5).triu(1) > 0
+    padding[..., 3:] = True
+    if kind == "additive":
+        padding, blocked = (0.0 - 9 * m.double() for m in (padding, blocked))
+    for masks in ((None, padding), (blocked, padding), (blocked, None)):
+        mask = mask_from_torch(*masks)
+        expected, _ = theirs(x, x, x, attn_mask=masks[0], key_padding_mask=masks[1])
+        close(ours(x, mask=mask)[0], expected)
+
+
+def test_a_mask_of_each_head_for_one_sequence():
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    ours, x = MultiHeadAttention.from_torch(theirs), normal(5, 8)
+    mask = mask_from_torch(blocked := torch.rand(2, 5, 5) < 0.3, num_heads=2)
+    expected, _ = theirs(x, x, x, attn_mask=blocked)
+    close(ours(x[None], mask=mask)[0][0], expected)
+    words = "mask: expected 2 dimensions …, got …; a mask for each head needs a batch: …"
+    with refuses(words):
+        ours(x, mask=mask)
+
+
+BOOLS = torch.ones(2, 5) > 0
+EITHER = "expected a boolean tensor (True = blocked) or a floating-point one that is added"
+FOREIGN = {
+    f"attn_mask: {EITHER} to the scores, got torch.int64": {"attn_mask": BOOLS.long()},
+    f"attn_mask: {EITHER} to the scores, got torch.uint8": {"attn_mask": BOOLS.byte()},
+    f"attn_mask: {EITHER} to the scores, got list": {"attn_mask": [[True]]},
+    f"key_padding_mask: {EITHER} …, got torch.int64": {"key_padding_mask": BOOLS.long()},
+    f"key_padding_mask: {EITHER} …, got torch.complex64": {"key_padding_mask": BOOLS + 0j},
+}
+test_foreign_masks = each_refused(TypeError, FOREIGN, lambda m: mask_from_torch(**m))
+UNLIKE = {
+    "attn_mask: expected 2 or 3 dimensions, got shape (5,)": (BOOLS[0], None),
+    "attn_mask: expected 2 or 3 dimensions, got shape (1, 1, 2, 5)":
+        (BOOLS[None, None], None),
+    "key_padding_mask: expected 1 or 2 dimensions, got shape (1, 2, 5)":
+        (None, BOOLS[None]),
+    "attn_mask: expected a multiple of 2 heads, got shape (3, 5, 5)":
+        (torch.ones(3, 5, 5) > 0, None, 2),
+    "key_padding_mask: expected 5 keys as attn_mask, got 4": (BOOLS, BOOLS[:, :4]),
+    "key_padding_mask: expected a batch of 3 as attn_mask has for each head, got 2":
+        (torch.ones(6, 5, 5) > 0, BOOLS, 2),
+    "key_padding_mask: expected a batch of 1 as attn_mask has for each head, got no":
+        (torch.ones(2, 5, 5) > 0, BOOLS[0], 2),
+}  # fmt: skip
+test_unlike_masks = each_refused(ValueError, UNLIKE, lambda m: mask_from_torch(*m))

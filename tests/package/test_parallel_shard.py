@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch.nn import functional as F
 
 pytest.importorskip("torch.distributed")
@@ -68,7 +69,7 @@ def heads_equal_one_call(rank, heads, kv_heads, queries, kind, options):
     gradients = torch.autograd.grad(found[0], [*own, *[rows] * learns], mine)
     close(gradients, tuple(y.chunk(ranks, -2)[rank] for y in wanted))
     if sink is None:  # the way without a log-sum-exp
-        plugged = parallel.HeadAttention(**options).attend_groups(*own, rows)
+        plugged = parallel.HeadAttention(**options)(*own, rows)[0]
         close(plugged, found[0])
         close(torch.autograd.grad(plugged, own, mine), gradients[:3])
 
@@ -284,6 +285,10 @@ def projections_split(rank):
     columns, rows = parallel.SplitColumns(), parallel.SplitRows()
     dropping = ScaledDotProductAttention(0.5, causal=True)
     learning = LearnedBiasAttention(4, 8, causal=True)
+    wrapped, pruned = model(), model()
+    network_of = wrapped.blocks[0].feed_forward
+    network_of.linear_1 = torch.nn.Sequential(network_of.linear_1)
+    torch.nn.utils.prune.identity(pruned.blocks[0].attention.q_proj, "W")
     return each_refused(
         ("module: expected a Projection, got a Linear",
          columns._apply, torch.nn.Linear(4, 4), mesh),
@@ -300,6 +305,10 @@ def projections_split(rank):
          split, model(attention=learning), mesh),
         ("model: expected a LanguageModel, got a FeedForwardNetwork",
          split, network, mesh),
+        ("model: feed_forward.linear_1: expected a Projection, got a Sequential",
+         split, wrapped, mesh),
+        ("model: attention.q_proj: expected a Projection whose W is a parameter",
+         split, pruned, mesh),
         (disagree, split, model(positions=("rotary", "sinusoidal")[rank]), mesh),
         (disagree, split, model(d_ff=8 * (1 + rank)), mesh),
         (disagree, share, model(d_ff=8 * (1 + rank)), mesh),

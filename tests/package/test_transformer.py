@@ -353,3 +353,31 @@ TYPES = {
     f"{LAST} a whole number, got True": lambda: small_model()(IDS, last=True),
 }
 test_types = each_refused(TypeError, TYPES)
+
+
+# ── what no file holds ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_positions_after_memory_without_numbers(positions, dtype, as_shipped):
+    """Made without memory, moved, then filled from a file, which has no positions."""
+    torch.manual_seed(0)
+    sizes = {"context_length": 12, "embed_dim": 16, "num_heads": 2, "num_layers": 2}
+    options = {"vocab_size": 11, "positions": positions, **sizes}
+    model = LanguageModel(**options).to(dtype)
+    with torch.device("meta"):
+        other = torch.nn.Sequential(LanguageModel(**options)).to(dtype)
+    other.to_empty(device="cpu")
+    for buffer in other.buffers():
+        assert buffer.isfinite().all() and (buffer != 0).any()
+    other.to_empty(device="cpu")[0].load_state_dict(model.state_dict())
+    assert torch.equal(other[0](IDS), model(IDS))
+
+
+def test_sinusoidal_positions_are_exact_in_every_dtype(as_shipped):
+    table = sinusoidal_positions(12, 16, torch.float64) * 8**-0.5
+    model = small_model(positions="sinusoidal")
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert torch.equal(model.to(dtype).positions, table.to(dtype))
+    assert "positions" not in model.state_dict()

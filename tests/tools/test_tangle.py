@@ -8,6 +8,10 @@ import pytest
 from nbformat.v4 import new_output
 
 from bookkit import chapters, tangle
+from bookkit.modules import read_modules
+from bookkit.normalize import normalize
+from editions.blanks import Blank, without_answer
+from editions.reflow import pieces_of
 from tiny_book import BASE, LATER, ROOTS, TOOLS, edit, refused, run, sources, write
 
 
@@ -201,6 +205,186 @@ def test_a_later_chapter_may_add_to_a_module(tmp_path, capsys):
     assert first.read_bytes() == before
 
 
+PAIR = '''# attnlib/pair.py
+"""Two numbers."""
+
+import math
+
+
+class Pair(dict):
+    """A docstring."""
+
+    size = 2
+
+    def first(self):
+        return self["a"]'''
+MORE_OF_PAIR = '''# attnlib/pair.py: adds its length
+class Pair(Pair):
+    # Of both numbers.
+    def length(self):
+        """Their root of squares."""
+        return math.hypot(self.first(), self["b"])
+
+    @classmethod
+    def of(cls, a, b):
+        return cls(a=a, b=b)'''
+LAST_OF_PAIR = """# attnlib/pair.py
+class Pair(Pair):
+    def __repr__(self):
+        return f"{self.first()} and {self['b']}\""""
+WHOLE_PAIR = '''
+
+class Pair(dict):
+    """A docstring."""
+
+    size = 2
+
+    def first(self):
+        return self["a"]
+
+    # Of both numbers.
+    def length(self):
+        """Their root of squares."""
+        return math.hypot(self.first(), self["b"])
+
+    @classmethod
+    def of(cls, a, b):
+        return cls(a=a, b=b)
+
+    def __repr__(self):
+        return f"{self.first()} and {self['b']}"
+
+
+def pair(x):
+    return Pair.of(x, x)
+'''
+MAKER = "# attnlib/pair.py\ndef pair(x):\n    return Pair.of(x, x)"
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """A class that a later cell continues, and a later chapter."""
+    write(tmp_path / "book/01_a.ipynb", "# A", PAIR, "Text.", MORE_OF_PAIR, MAKER)
+    write(tmp_path / "book/02_b.ipynb", "# B", LAST_OF_PAIR)
+    assert run(tangle, tmp_path) == 0
+    return tmp_path
+
+
+def test_a_class_goes_on_in_later_cells(pairs):
+    """In the module it is one; in the notebook, a subclass of the same name."""
+    made = (pairs / "attnlib/pair.py").read_text(encoding="utf-8")
+    assert made.endswith(WHOLE_PAIR) and made.count("class ") == 1
+    assert 'Derived in chapter 1, "A" (book/01_a.ipynb), and in chapter 2' in made
+    there, here = {}, {}
+    exec(made, there)
+    for source in (PAIR, MORE_OF_PAIR, MAKER, LAST_OF_PAIR):
+        exec(source, here)
+    for names in (there, here):
+        two = names["pair"](3)
+        assert repr(two) == "3 and 3" and round(two.length(), 3) == 4.243
+    cells = [c for one in chapters.read_chapters(pairs) for c in one.code_cells]
+    own = ["Pair"], ["Pair.length", "Pair.of"], ["pair"], ["Pair.__repr__"]
+    assert [cell.definitions for cell in cells] == [*own]
+
+
+EDITS = [  # an edit of the module, and the cells that it changes
+    ('["a"]', '["b"]', {"01_a c1"}),
+    ("math.hypot(self.first(),", "math.hypot(1.0,", {"01_a c3"}),
+    ("# Of both", "# Of these", {"01_a c3"}),
+    (" and {", " or {", {"02_b c1"}),
+    ("Pair.of(x, x)", "Pair.of(x, 2 * x)", {"01_a c4"}),
+    ("    def first", "    def zero(self):\n        pass\n\n    def first", {"01_a c1"}),
+    ("    @classm", "    def zero(self):\n        pass\n\n    @classm", {"01_a c3"}),
+    ("    def __repr__", "    def __str__", {"02_b c1"}),
+    ("def pair", "def two():\n    return 2\n\n\ndef pair", {"01_a c1"}),
+    ("def pair", "def double", {"01_a c4"}),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "changed"), EDITS)
+def test_an_edit_of_a_continued_class_goes_to_its_cell(pairs, old, new, changed):
+    before = {n: sources(pairs, n) for n in ("01_a", "02_b")}
+    edit(pairs / "attnlib/pair.py", old, new)
+    edited = (pairs / "attnlib/pair.py").read_text(encoding="utf-8")
+    assert run(tangle, pairs, "--update") == 0
+    after = {name: sources(pairs, name) for name in before}
+    found = {f"{n} {c}" for n in before for c in before[n] if before[n][c] != after[n][c]}
+    assert found == changed
+    if "def two" not in new:  # which goes to a cell that others follow
+        assert (pairs / "attnlib/pair.py").read_text(encoding="utf-8") == edited
+
+
+def test_who_reads_cells_knows_a_continued_class(pairs):
+    """Cells are named after its methods; the workbook's reader writes the class at once."""
+    book = chapters.read_chapters(pairs)
+    names = [cell.id for c in map(normalized, book) for cell in c.code_cells]
+    assert names == ["pair", "pair-length", "pair-2", "pair-repr"]
+    blank = Blank("pair.Pair", 5, "Write it.", ["One.", "Two."], given=["of"])
+    found = pieces_of(book[0], read_modules(book), {"pair.Pair": blank})
+    whole = next(p for made in found.values() for p in made if p.blank)
+    assert whole.text == WHOLE_PAIR.strip("\n").partition("\n\n\n")[0]
+    asked, _ = without_answer(whole.blank, whole.text)
+    assert 'raise NotImplementedError("Pair.first' in asked and asked.count("Yours") == 2
+    assert "return cls(a=a, b=b)" in asked and "def __repr__" in asked
+    assert not any(pieces_of(book[1], read_modules(book), {"pair.Pair": blank}).values())
+
+
+def normalized(chapter):
+    normalize(chapter)
+    return chapter
+
+
+def test_a_continuation_that_lost_its_methods_is_to_be_deleted(pairs, capsys):
+    text = (pairs / "attnlib/pair.py").read_text(encoding="utf-8")
+    kept, _, rest = text.partition("    # Of both")
+    kept += "    def __repr__" + rest.partition("    def __repr__")[2]
+    kept = kept.replace("Pair.of(x, x)", "Pair(a=x, b=x)")
+    (pairs / "attnlib/pair.py").write_text(kept, encoding="utf-8")
+    assert run(tangle, pairs, "--update") == 0
+    assert "cell c3: updated, empty now: delete it" in capsys.readouterr().out
+    assert (pairs / "attnlib/pair.py").read_text(encoding="utf-8") == kept
+
+
+GOES_ON = "# attnlib/pair.py\nclass Pair(Pair):\n    "
+METHOD = "def f(self):\n        return 1"
+MISUSED = [
+    (GOES_ON + '"""Again."""\n\n    ' + METHOD, "docstring already"),
+    (GOES_ON + "unit = 1", "it holds methods only, not `unit = 1`"),
+    (GOES_ON + "pass", "it holds methods only, not `pass`"),
+    (GOES_ON.replace("(Pair)", "(Pair, dict)") + METHOD, "without other bases"),
+    (GOES_ON.replace("(Pair)", "(dict, Pair)") + METHOD, "without other bases"),
+    (GOES_ON.replace("(Pair)", "(Pair, metaclass=type)") + METHOD, "without other bases"),
+    (GOES_ON.replace("class", "@final\nclass") + METHOD, "decorators"),
+    (GOES_ON.replace("class", "# Why.\nclass") + METHOD, "comments above it"),
+    (GOES_ON + METHOD + "\n\n\nx = 1", "give it a cell of its own"),
+    (GOES_ON + METHOD.replace("f(", "first("), "the class already has first"),
+    (GOES_ON + METHOD.replace("f(", "size("), "the class already has size"),
+    (GOES_ON + METHOD.replace("f(", "of("), "the class already has of"),
+    (GOES_ON + METHOD.replace("1", "super().first()"), "super().first is Pair's own in"),
+    (GOES_ON + METHOD.replace("self", "self, n=size"), "it uses size"),
+    (GOES_ON.replace("Pair", "Other") + METHOD, "no earlier cell .* defines a class Other"),
+    (GOES_ON.replace("Pair", "math") + METHOD, "no earlier cell .* defines a class math"),
+    (GOES_ON.replace("(Pair)", "(dict)") + METHOD, "is already defined .*`class Pair.Pair"),
+]
+
+
+@pytest.mark.parametrize(("cell", "message"), MISUSED)
+def test_tangle_refuses_a_wrong_continuation(tmp_path, cell, message):
+    write(tmp_path / "book/01_a.ipynb", "# A", PAIR, MORE_OF_PAIR, cell)
+    message = message.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(chapters.BookError, match=f"01_a.ipynb, cell c3: .*{message}"):
+        run(tangle, tmp_path)
+    assert not (tmp_path / "attnlib").exists()
+
+
+def test_a_continuation_comes_after_its_class_and_in_its_module(tmp_path):
+    other = GOES_ON.replace("pair.py", 'other.py\n"""Other."""\n\n') + METHOD
+    for cells in ([PAIR.partition("class")[0], GOES_ON + METHOD, PAIR], [PAIR, other]):
+        cells = [cells[0], cells[1], *(MORE + c[19:] for c in cells[2:])]
+        write(tmp_path / "book/01_a.ipynb", "# A", *cells)
+        assert "c2: class Pair is continued: no earlier cell" in refused(tangle, tmp_path)
+
+
 def test_a_local_name_or_an_own_import_needs_no_import(tmp_path):
     """`half` is a parameter in one function, and another package's in the other module."""
     local = '# attnlib/a.py\n"""A."""\n\n\ndef f(half):\n    return [half for _ in "ab"]'
@@ -221,7 +405,7 @@ def test_exit_status_on_the_command_line(root):
 
 
 SHARED = {"CHAPTER", "LABEL", "Cell", "Equation"}
-SHARED |= {"marks_of", "only_python", "with_numbers"}
+SHARED |= {"continuing", "marks_of", "only_python", "with_numbers"}
 
 
 def test_a_cell_is_taken_apart_in_one_place():

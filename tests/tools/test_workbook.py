@@ -72,8 +72,8 @@ def test_no_answer_is_in_the_folder(untouched, ours):
 def test_what_later_chapters_add_is_given(untouched):
     """Chapter 5's reader knows no cache, and is asked for all four projections."""
     asked = cell_of(untouched, "multi_head.MultiHeadAttention")
-    assert "append_heads(cache, k, v" in asked and "turn_heads(self.rotary" in asked
-    assert "kv_dim = self.num_kv_heads" in asked and "attend = attend_shared if" in asked
+    assert "place_heads(self, q, k, v" in asked and "shared = self.num_kv_heads" in asked
+    assert "d_k, num_kv_heads = head_sizes(" in asked
     assert "self.q_proj(" not in asked and "self.k_proj(" not in asked
     model = cell_of(untouched, "transformer.LanguageModel")
     assert "known = cut if cache is False" in model and "F.linear(" not in model
@@ -83,8 +83,7 @@ def test_what_later_chapters_add_is_given(untouched):
 
 def test_the_story_has_each_name_once_and_says_what_to_write(untouched):
     cells = sources(untouched, "16")
-    for name in ("rotate_neighbors", "rotate_halves"):
-        assert sum(f"def {name}(" in cell for cell in cells) == 1
+    assert sum("def rotate_neighbors(" in cell for cell in cells) == 1
     text = {key: "\n".join(sources(untouched, key)) for key in ("01", "02")}
     several = "Until one of them is written"  # and one blank is no choice
     assert several in text["01"] and several not in text["02"]

@@ -178,7 +178,7 @@ def test_what_the_model_writes_is_looked_at(folder, ours):
 def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours):
     done = check(folder, "milestone")
     assert (
-        "Next, attention: First write `apply_mask` (chapter 1) and 4 more." in done.stdout
+        "Next, attention: First write `apply_mask` (chapter 1) and 3 more." in done.stdout
     )
     assert "Then: python check.py milestone attention" in done.stdout
     write(folder, {n: a for n, a in ours.items() if n != "masks.causal_mask"})

@@ -1,5 +1,6 @@
 """How a chapter is written, and its cells taken apart: what each says of what it is."""
 
+import ast
 import io
 import re
 import tokenize
@@ -19,8 +20,6 @@ CAPTION = re.compile(r"# attnlib/((?:[a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*)\.py(?:: 
 CHECKS = re.compile(rf"# (checks|illustrates) ({LABEL}(?:, {LABEL})*)(?:: +(.+))?")
 SOLUTION = re.compile(r"# Solution (\w+\.\d+)")
 CLOSED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}  # tags
-
-DEFINITION = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 
 
 def only_python(source: str) -> str:
@@ -75,8 +74,10 @@ class Cell(NotebookNode):
 
     @property
     def definitions(self) -> list[str]:
-        """The names of its classes and functions."""
-        return DEFINITION.findall(self.source)
+        """The names of its classes and functions; `X.method` where it continues a class."""
+        nodes = ast.parse(self.python).body
+        found = [n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        return [name for n in found for name in continuing(n) or [n.name]]
 
     @property
     def checks(self) -> list[tuple[str, str]]:
@@ -90,6 +91,15 @@ class Cell(NotebookNode):
     @property
     def equations(self) -> list[Equation]:
         return list(equations_of(self.source)) if self.cell_type == "markdown" else []
+
+
+def continuing(node: ast.stmt) -> list[str]:
+    """What `class X(X):` adds to the class X of an earlier cell: the names `X.method`."""
+    if not isinstance(node, ast.ClassDef):
+        return []
+    if not any(getattr(base, "id", "") == node.name for base in node.bases):
+        return []
+    return [f"{node.name}.{getattr(part, 'name', '')}" for part in node.body]
 
 
 def marks_of(python: str) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
 from bookkit.chapters import BookError, Chapter
+from bookkit.continued import joined, misuse
 from bookkit.grammar import Cell
 from bookkit.statements import Statement, refuse_imports, sections, statements
 
@@ -20,7 +21,7 @@ class Module:
     cells: list[Cell] = field(default_factory=list)
     docstring: str = ""  # as written, quotes included
     imports: list[Statement] = field(default_factory=list)
-    bodies: list[list[Statement]] = field(default_factory=list)  # definitions, cell by cell
+    bodies: list[list[Statement]] = field(default_factory=list)  # what each cell defines
     siblings: list["Module"] = field(default_factory=list)  # made by the same chapter
 
     @property
@@ -45,6 +46,25 @@ class Module:
         return {name for s in self.imports for name in s.names}
 
     @property
+    def definitions(self) -> list[list[Statement]]:
+        """What each cell defines, a class whole where it begins."""
+        return [
+            [
+                joined(s, [more for _, more in self.continuations(s)], self.where(index))
+                for s in body
+                if not s.continues
+            ]
+            for index, body in enumerate(self.bodies)
+        ]
+
+    def continuations(self, first: Statement) -> list[tuple[int, Statement]]:
+        """The cells that continue a class, with what they add."""
+        if not isinstance(first.node, ast.ClassDef):
+            return []
+        found = [(index, s) for index, body in enumerate(self.bodies) for s in body]
+        return [(index, s) for index, s in found if s.continues == first.node.name]
+
+    @property
     def automatic(self) -> dict["Module", list[str]]:
         """What it uses of its siblings, which it imports without being told."""
         used = {name for body in self.bodies for s in body for name in s.uses}
@@ -64,6 +84,10 @@ class Module:
         else:
             body = statements(source, where)
             refuse_imports(body, where)
+        before = [s for earlier in self.bodies for s in earlier]
+        for s in (s for s in body if s.continues):
+            if fault := misuse(s, len(body) == 1, before):
+                raise BookError(f"{where}: class {s.continues} is continued: {fault}")
         self.bodies.append(body)
 
 
@@ -92,7 +116,9 @@ def refuse_second_definitions(made: list[Module]) -> None:
             where = module.where(index)
             for name in (name for s in body for name in s.names):
                 if seen.setdefault(name, where) != where:
-                    raise BookError(f"{where}: {name} is already defined in {seen[name]}")
+                    said = f"{where}: {name} is already defined in {seen[name]}"
+                    hint = f"a class is continued by `class {name}({name}):`"
+                    raise BookError(f"{said}; {hint}" if name[0].isupper() else said)
 
 
 def check_imports(module: Module, modules: dict[str, Module]) -> None:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from bookkit.chapters import BookError
+from bookkit.grammar import continuing
 
 
 @dataclass
@@ -23,6 +24,11 @@ class Statement:
     @property
     def is_import(self) -> bool:
         return isinstance(self.node, ast.Import | ast.ImportFrom)
+
+    @property
+    def continues(self) -> str:
+        """The class of an earlier cell to which it adds methods."""
+        return self.node.name if continuing(self.node) else ""
 
     @property
     def package(self) -> str:
@@ -57,7 +63,7 @@ def statements(source: str, where: str) -> list[Statement]:
                 f"{where}: two statements on one line: {lines[start - 1].strip()}"
             )
         table = symtable.symtable(text, where, "exec")
-        names = [
+        names = continuing(node) or [
             s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()
         ]
         found.append(Statement(text, node, names, set(global_names(table))))

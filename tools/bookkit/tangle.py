@@ -2,25 +2,27 @@
 
 A code cell is exported when its first line is a caption, `# attnlib/<module>.py`. The first
 exported cell of a module starts with the module's docstring and all its imports; cells of
-later chapters may add definitions. Names that another module of the same chapter defines
-are imported automatically: in the notebook, the cells share a namespace. Without an option,
-the modules that changed are written. With --update, the module wins over its chapter, and
-is then written anew.
+later chapters may add definitions. A later cell may continue a class: it holds nothing but
+`class X(X):` with further methods, which join the others in the module. Names that another
+module of the same chapter defines are imported automatically: in the notebook, the cells
+share a namespace. Without an option, the modules that changed are written. With --update,
+the module wins over its chapter, and is then written anew.
 """
 
 import difflib
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
 
 from bookkit.chapters import BookError, parser, read_chapters, run, write_text
+from bookkit.continued import members
 from bookkit.modules import Module, read_modules
-from bookkit.statements import formatted, sections
+from bookkit.statements import Statement, formatted, sections
 
 Layout = Callable[[str, str, Path], str]
 DERIVED = re.compile(
@@ -41,7 +43,7 @@ def assembled(module: Module, root: Path, layout: Layout = formatted) -> str:
     imports = [s.text for s in module.imports]
     for other, names in module.automatic.items():
         imports.append(f"from {other.dotted} import {', '.join(names)}")
-    bodies = ["\n".join(s.text for s in body) for body in module.bodies]
+    bodies = ["\n".join(s.text for s in body) for body in module.definitions]
     parts = [docstring, "\n".join(imports), *bodies]
     text = MADE.format(module.chapter.file) + "\n\n\n".join(filter(None, parts))
     return layout(text, module.file, root)
@@ -50,20 +52,20 @@ def assembled(module: Module, root: Path, layout: Layout = formatted) -> str:
 def portions(module: Module, text: str) -> list[str]:
     """What each cell of the module should hold, below its caption, to give this text.
 
-    A definition is matched to its cell by name. A new one joins the cell of the definition
-    before it; but if the cell that comes next has lost all of its own, it is one renamed.
+    A definition is matched to its cell by name, and so is a method of a class that several
+    cells make. A new one joins the cell of the one before it; but if the cell that comes
+    next has lost all of its own, it is one renamed.
     """
     text = text.removeprefix(MADE.format(module.chapter.file))
     docstring, imports, definitions = sections(text, module.file)
     owner = {key: i for i, body in enumerate(module.bodies) for s in body for key in s.keys}
     found = [next((owner[k] for k in s.keys if k in owner), None) for s in definitions]
+    continued = {i for s in definitions for i, _ in module.continuations(s)}
+    owned = {*owner.values()} - continued
     parts: list[list[str]] = [[] for _ in module.cells]
-    at = 0
-    for index, (statement, cell) in enumerate(zip(definitions, found, strict=True)):
-        ahead = next((c for c in found[index:] if c is not None), len(parts))
-        renamed = at + 1 < ahead and at + 1 in owner.values() and at + 1 not in found
-        at = cell if cell is not None else at + renamed
-        parts[at].append(statement.text)
+    for statement, at in zip(definitions, placed(found, owned, len(parts)), strict=True):
+        for cell, part in shares(module, statement, at):
+            parts[cell].append(part)
     bodies = ["\n".join(part).strip("\n") for part in parts]
     automatic = {other.dotted for other in module.siblings}
     own = [s.text.strip("\n") for s in imports if s.package not in automatic]
@@ -72,6 +74,35 @@ def portions(module: Module, text: str) -> list[str]:
         docstring = docstring[:-3].rstrip() + '\n"""'
     bodies[0] = "\n".join([docstring, "", *own, "", "", bodies[0]]).rstrip()
     return bodies
+
+
+def placed(found: list[int | None], owned: set[int], end: int) -> Iterator[int]:
+    """The cell of each definition, where those that the book knows have been found."""
+    at = 0
+    for index, cell in enumerate(found):
+        ahead = next((c for c in found[index:] if c is not None), end)
+        below = min((c for c in owned if c > at), default=end)
+        renamed = below < ahead and below not in found
+        at = cell if cell is not None else below if renamed else at
+        yield at
+
+
+def shares(module: Module, whole: Statement, first: int) -> Iterator[tuple[int, str]]:
+    """The cells that make a definition, each with its part: one, or several of a class."""
+    more = module.continuations(whole)
+    if not more:
+        yield first, whole.text
+        return
+    name, (head, parts) = whole.node.name, members(whole.text)
+    makers = [(first, s) for s in module.bodies[first] if name in s.names] + more
+    made = [[n for m in members(s.text)[1] for n in m.names] for _, s in makers]
+    owner = {n: index for index, names in enumerate(made) for n in names}
+    found = [next((owner[n] for n in part.names if n in owner), None) for part in parts]
+    places = list(placed(found, {*owner.values()}, len(makers)))
+    for index, (cell, _) in enumerate(makers):
+        texts = [p.text for p, at in zip(parts, places, strict=True) if at == index]
+        if texts:
+            yield cell, "\n".join([f"class {name}({name}):" if index else head, *texts])
 
 
 def complaint(module: Module, text: str, root: Path) -> str:

@@ -58,6 +58,9 @@ def section_of(name: str, site: Path, pages: set[str]) -> tuple[Tag, list[Tag], 
         target = Path(url.path).stem or name
         if not url.scheme and target in pages:
             link["href"] = f"#{place(target, unquote(url.fragment))}"
+    for docs in article.select("details.docs"):  # an open listing stands whole
+        docs.summary.decompose()
+        docs.unwrap()
     listings, solutions = take_folded(article)
     for details in article.find_all("details"):
         details["open"] = ""  # hints, and the long proofs

@@ -8,7 +8,7 @@ first in the book. The story then uses the reader's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nbformat.v4 import new_code_cell
 
@@ -47,7 +47,7 @@ class Shown:
 def pieces_of(
     chapter: Chapter, modules: dict[str, Module], blanks: dict[str, Blank]
 ) -> dict[int, list[Piece]]:
-    """By cell of the book."""
+    """By cell of the book; what continues a class is part of the class."""
     found: dict[int, list[Piece]] = {}
     for module in modules.values():
         dotted = module.name.replace("/", ".")
@@ -61,11 +61,20 @@ def pieces_of(
                 made.append(
                     Piece(module, (at, 0), f"{module.docstring}\n{imports}".strip())
                 )
-            for number, s in enumerate(module.bodies[index], start=1):
+            for number, s in enumerate(module.definitions[index], start=1):
                 name = f"{dotted}.{s.names[0]}" if s.names else ""
-                text = s.text.strip("\n")
-                made.append(Piece(module, (at, number), text, s, blanks.get(name), s.uses))
+                text, blank = s.text.strip("\n"), blanks.get(name)
+                if blank and (later := added_later(module, s, chapter)):
+                    blank = replace(blank, given=[*blank.given, *later])
+                made.append(Piece(module, (at, number), text, s, blank, s.uses))
     return found
+
+
+def added_later(module: Module, whole: Statement, chapter: Chapter) -> list[str]:
+    """The methods that later chapters add to a class: its reader does not know them yet."""
+    more = module.continuations(whole)
+    names = [n for at, s in more if module.chapters[at] is not chapter for n in s.names]
+    return [name.rpartition(".")[2] for name in names]
 
 
 def reflow(

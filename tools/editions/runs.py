@@ -60,6 +60,8 @@ def is_plumbing(statement: ast.stmt, results: set[str]) -> bool:
     """Whether a statement refuses or hands on; one that computes `results` does more."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return True  # the docstring
+    if isinstance(statement, ast.Try):
+        return False  # what is tried is the answer; only its handlers refuse
     raises = any(isinstance(n, ast.Raise) for n in ast.walk(statement)) and not results
     return raises or any(PLUMBING.search(n) for n in names_of(statement, ast.Load))
 

@@ -12,21 +12,29 @@ def merge_heads(x):
 class MultiHeadAttention:
     def __init__(self, embed_dim, num_heads, attention=None, bias=True):
         self.attention = make_heads(attention, num_heads)
-        widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim, "out": embed_dim}
-        for name, width in widths.items():
-            setattr(self, f"{name}_proj", Projection(embed_dim, width, bias=bias))
+        columns = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
+        for name, count in columns.items():
+            setattr(self, f"{name}_proj", Projection(embed_dim, count * d_k, bias=bias))
+        self.out_proj = Projection(num_heads * d_k, embed_dim, bias=bias)
+        self.rotary = require_rotary(rotary)
 
     def forward(self, query, key=None, value=None, mask=None, need_weights=True):
+        if key is None:
+            key = query
+        if value is None:
+            value = key
+        if mask is not None:
+            refuse_ambiguous_mask(mask, query)
         pairs = ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        heads = [split_heads(p(x), n) for (p, x), n in zip(pairs, counts, strict=True)]
-        alike = isinstance(self.attention, BaseAttention)
-        attend = apply_attention if alike else attend_each
-        mixed, weights = attend(self.attention, *heads, mask, need_weights)
-        if alike and weights is not None:
+        q, k, v = (split_heads(p(x), n) for (p, x), n in zip(pairs, counts, strict=True))
+        if parts or self.rotary is not None:
+            q, k, v, mask = place_heads(self, q, k, v, mask, key is query, **parts)
+        shared = self.num_kv_heads < self.num_heads
+        options = {"need_weights": need_weights, "enable_gqa": shared}
+        mixed, weights = self.attention(q, k, v, mask, **options)
+        if torch.is_tensor(weights):
             weights = [weights[..., h, :, :] for h in range(self.num_heads)]
-        if not need_weights:
-            weights = None
         return self.out_proj(merge_heads(mixed)), weights
 
 

@@ -19,14 +19,17 @@ class LearnedBiasAttention:
         self.max_distance = max_distance
         self.num_heads = num_heads
 
-    def forward(self, query, key, value, mask=None, need_weights=True):
+    def biased(self, query, key, mask):
+        queries, keys = query.shape[-2], key.shape[-2]
+        reach = self.max_distance
+        distance = relative_positions(queries, keys, reach, query.device)
+        table = self.bias.to(query.dtype)
+        bias = torch.stack([numbers[distance + reach] for numbers in table])
         if mask is None:
-            added = bias
-        elif mask.dtype == torch.bool:
-            added = torch.where(mask, bias, -torch.inf)
-        else:
-            added = bias + mask
-        return super().forward(query, key, value, added, need_weights)
+            return bias.expand(*query.shape[:-1], keys)
+        if mask.dtype == torch.bool:
+            return torch.where(mask, bias, -torch.inf)
+        return bias + mask
 
 
 # physics_guided.guidance

@@ -5,7 +5,7 @@ class LayerNorm:
         self.gamma = nn.Parameter(torch.empty(d_model))
         nn.init.zeros_(self.beta)
         nn.init.ones_(self.gamma)
-        self.eps = eps
+        self.eps, self.d_model = eps, d_model
 
     def forward(self, input):
         features = [input.shape[-1]]

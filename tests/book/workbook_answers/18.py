@@ -1,10 +1,10 @@
-# multi_head.repeat_heads
+# base.repeat_heads
 def repeat_heads(x, times):
     copies = x.unsqueeze(-3).expand(*x.shape[:-2], times, *x.shape[-2:])
     return copies.flatten(-4, -3)
 
 
-# grouped_query.WindowCache
+# cache.WindowCache
 class WindowCache:
     def append(self, key, value):
         w, new = self.window, key.shape[-2]
@@ -22,14 +22,14 @@ class WindowCache:
         return keys, values
 
 
-# grouped_query.add_sink
+# online_softmax.add_sink
 def add_sink(output, lse, sink):
     total = torch.logaddexp(lse, sink.to(lse.dtype))
     share = torch.where(lse == -torch.inf, 0.0, torch.exp(lse - total))
     return (share[..., None] * output).to(output.dtype), total
 
 
-# grouped_query.plain_heads
+# latent.plain_heads
 def plain_heads(query, c, r, up_k, up_v):
     h = query.shape[-3]
     keys = torch.einsum("...mc,chd->...hmd", c, blocks_of(up_k, h))
@@ -38,7 +38,7 @@ def plain_heads(query, c, r, up_k, up_v):
     return query, torch.cat([keys, turned], dim=-1), values
 
 
-# grouped_query.absorbed_heads
+# latent.absorbed_heads
 def absorbed_heads(query, c, r, up_k, up_v):
     h, d_q = query.shape[-3], query.shape[-1] - r.shape[-1]
     still, turned = query.split([d_q, r.shape[-1]], dim=-1)
@@ -48,7 +48,7 @@ def absorbed_heads(query, c, r, up_k, up_v):
     return torch.cat([still @ matrices, turned], dim=-1), keys, values
 
 
-# grouped_query.LatentAttention
+# latent.LatentAttention
 class LatentAttention:
     def forward(self, x, mask=None, cache=None, absorb=None):
         h, d_k = self.num_heads, self.embed_dim // self.num_heads

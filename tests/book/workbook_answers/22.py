@@ -58,7 +58,9 @@ def attend_for_model(
             query, key, value, mask = into_mask(only, query, key, value, mask)
     chosen = set_for_call(attention, False, dropout, module.training)
     need_weights = bool(known["output_attentions"])
-    output, weights = attend_shared(chosen, query, key, value, mask, need_weights)
+    output, weights = chosen(
+        query, key, value, mask, need_weights=need_weights, enable_gqa=True
+    )
     if need_weights and weights is None:
         kind = type(attention).__name__
         raise ValueError(

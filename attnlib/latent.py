@@ -1,159 +1,25 @@
 # Made from book/18_fewer_keys.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""Fewer keys: a cache for windows, a sink, and latent attention.
-
-Heads that share keys and values are in `MultiHeadAttention`.
+"""Latent attention: the keys and values of all heads, made of one row a token.
 
 Derived in chapter 18, "Fewer keys" (book/18_fewer_keys.ipynb).
 """
-
-import sys
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnlib.base import apply_attention
-from attnlib.cache import room_for
 from attnlib.checks import (
     CacheLike,
     refuse_ambiguous_mask,
-    refuse_bad_append,
     refuse_bad_tokens,
-    require_count,
     require_sizes,
     require_window_kept,
 )
 from attnlib.masks import Mask
 from attnlib.multi_head import merge_heads, split_heads
-from attnlib.online_softmax import merge_outputs
 from attnlib.projection import Projection
 from attnlib.rotary import RotaryPositions
 from attnlib.scaled_dot_product import ScaledDotProductAttention
-
-
-class WindowCache:
-    """The keys and values of the last `window` tokens, for heads with such a window.
-
-    It counts all tokens, so that positions go on, and keeps the last ones: token t stands
-    in place t mod window, where the token before it that stood there is written over. Like
-    `KVCache`, it takes no tensor with a gradient.
-
-    Args:
-        window: how many tokens it keeps; heads with a longer window, or none, are refused.
-        capacity: the most tokens that may be appended in all; `None` sets no limit.
-
-    Attributes:
-        window, capacity: as above.
-        nbytes: the bytes that its memory takes; 0 before the first `append`.
-
-    Raises:
-        TypeError: window or capacity is no whole number.
-        ValueError: window or capacity below 1.
-
-    Source: chapter 18, eq-ring-place, eq-window-visible.
-    """
-
-    def __init__(self, window: int, capacity: int | None = None) -> None:
-        self.window = require_count("window", window)
-        limit = sys.maxsize if capacity is None else capacity
-        self.capacity = require_count("capacity", limit)
-        self.length = self.first = 0  # tokens in all; the first that is still here
-        self.keys: Tensor | None = None  # (..., window, d_k)
-        self.values: Tensor | None = None  # (..., window, d_v)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __repr__(self) -> str:
-        return f"WindowCache(window={self.window}), {self.length} tokens"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
-
-    def append(
-        self, key: Float[Tensor, "*batch new d_k"], value: Float[Tensor, "*batch new d_v"]
-    ) -> tuple[Float[Tensor, "*batch keys d_k"], Float[Tensor, "*batch keys d_v"]]:
-        """Adds the keys and values of new tokens; returns all that these see.
-
-        Args:
-            key: shape (..., N, d_k), usually (batch, heads, N, d_k).
-            value: shape (..., N, d_v).
-
-        Returns:
-            Keys and values of the last window - 1 tokens before, or all if there are
-            fewer, and of the new ones, in the order of the text; with no new ones, all
-            that it keeps. They are copies.
-
-        Raises:
-            TypeError, ValueError: see `KVCache.append`.
-        """
-        held = (self.keys, self.values) if self.length else None
-        refuse_bad_append(key, value, held, self.capacity - self.length)
-        if held is None:
-            self.keys = room_for(key, self.window, self.keys)
-            self.values = room_for(value, self.window, self.values)
-        start, end = self.length, self.length + key.shape[-2]
-        first = max(self.first, start - self.window + min(1, end - start))
-        stay = torch.arange(max(start, end - self.window), end, device=key.device)
-        seen = []
-        for ring, new in ((self.keys, key), (self.values, value)):
-            seen.append(torch.cat([*in_order(ring, first, start), new], dim=-2))
-            ring[..., stay % self.window, :] = new[..., stay - start, :]
-        self.length, self.first = end, max(self.first, end - self.window)
-        return seen[0], seen[1]
-
-    def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens.
-
-        Raises:
-            TypeError: length is no whole number.
-            ValueError: not between 0 and len(cache), or what the next token would see has
-                been written over. The last token can be taken back, and all.
-        """
-        require_count("length", length, least=0, most=self.length)
-        if length and max(0, length - self.window + 1) < self.first:
-            least = self.first + self.window - 1
-            raise ValueError(
-                f"length: expected 0, or at least {least}, since the first {self.first} "
-                f"tokens are forgotten, got {length}"
-            )
-        self.length, self.first = length, self.first if length else 0
-
-
-def in_order(
-    ring: Float[Tensor, "*batch window d"], first: int, end: int
-) -> tuple[Tensor, Tensor]:
-    """Tokens first to end - 1 of a ring, as two pieces: up to its last place, and from 0.
-
-    Source: chapter 18, eq-ring-place.
-    """
-    window = ring.shape[-2]
-    place, count = first % window, end - first
-    over = max(0, place + count - window)
-    return ring[..., place : place + count, :], ring[..., :over, :]
-
-
-def add_sink(
-    output: Float[Tensor, "*batch queries d_v"],
-    lse: Float[Tensor, "*batch queries"],
-    sink: Float[Tensor, "..."],
-) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries"]]:
-    """Attention with one more score in the denominator, whose value is 0.
-
-    Args:
-        output: shape (..., N, d_v), of attention without a sink, such as `flash_attention`.
-        lse: its log-sum-exp (..., N); -inf where a query may attend to nothing.
-        sink: the score, broadcasting to lse: (heads, 1) has one for each head. It gets a
-            gradient if it needs one; -inf is no sink.
-
-    Returns:
-        Output and log-sum-exp with the sink.
-
-    Source: chapter 18, eq-sink.
-    """
-    nothing = torch.zeros_like(output), sink.to(lse.dtype).expand(lse.shape)
-    return merge_outputs((output, lse), nothing)
 
 
 def blocks_of(
@@ -298,7 +164,7 @@ class LatentAttention(nn.Module):
         up_k, up_v = self.k_up_proj.W, self.v_up_proj.W
         make = absorbed_heads if absorb else plain_heads
         q, k, v = make(torch.cat([q, q_r], dim=-1), c, r, up_k, up_v)
-        o, _ = apply_attention(self.attention, q, k, v, mask, need_weights=False)
+        o, _ = self.attention(q, k, v, mask, need_weights=False, enable_gqa=absorb)
         if absorb:
             o = torch.einsum("...hnc,chd->...hnd", o, blocks_of(up_v, self.num_heads))
         return self.out_proj(merge_heads(o))
