@@ -18,7 +18,7 @@ from attnlib.multi_head import MultiHeadAttention
 def random_inputs(
     leading: tuple[int, ...] = (), queries: int = 4, keys: int = 6, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query (..., N, 8), key (..., M, 8) and value (..., M, 5) in float64.
+    """Query (..., N, 8), key (..., M, 8) and value (..., M, 5), float64, default device.
 
     Args:
         leading: the leading dimensions.
@@ -30,9 +30,11 @@ def random_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = ((*leading, queries, 8), (*leading, keys, 8), (*leading, keys, 5))
-    return tuple(
-        torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes
+    drawn = (
+        torch.randn(shape, dtype=torch.float64, device="cpu", generator=generator)
+        for shape in shapes
     )
+    return tuple(tensor.to(torch.get_default_device()) for tensor in drawn)
 
 
 def check_shapes(attention: BaseAttention, leading: tuple[int, ...]) -> None:

@@ -17,14 +17,18 @@ nothing is timed.
     python benchmarks/flash_gpu.py --dry-run      all of it, interpreted, tiny sizes
 
 `--tune` tries settings for each kernel, head dimension and dtype, in an order that is
-drawn, so that what it gets to within `--minutes` is a sample; each takes seconds. One whose
+drawn, so that what it gets to within `--minutes` is a sample; each takes seconds, nearly
+all of them of the compiler. `--jobs 14` lets so many processes compile beforehand, in at
+most half of the time, and `--only "forward 64 *"` limits the cases. A setting whose
 registers or shared memory can't suffice is not tried, one that the GPU refuses is told. It
 prints lines for the tables of attnlib/flash_triton/settings.py, which is where the package
 has its settings from, and writes results/flash_tune_CAPABILITY.json.
 """
 
 import argparse
+import contextlib
 import itertools
+import multiprocessing
 import os
 import random
 import statistics
@@ -32,6 +36,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import Any, NamedTuple, get_args
 from unittest.mock import patch
 
@@ -70,7 +75,7 @@ def naive(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> T
     if hidden is None:
         return scores.softmax(-1) @ value
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    if hidden.all(-1).any():
+    if hidden.shape[0] > hidden.shape[1]:  # asking the GPU would make it wait for Python
         weights = weights.masked_fill(hidden.all(-1, keepdim=True), 0)
     return weights @ value
 
@@ -221,15 +226,17 @@ def usable(calls: dict[str, Call]) -> tuple[dict[str, Call], dict[str, str], flo
     return able, unable, seconds
 
 
-def gpu_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+def gpu_times(
+    calls: dict[str, Call], rounds: int, cleared: int = 256 * 2**20
+) -> dict[str, list[float]]:
     """Milliseconds of each call in each round; every second round in reverse order.
 
     The calls are queued ahead of the GPU, so that it never waits for Python; writing more
-    than the L2 cache holds comes before each, so that none finds its inputs there.
+    bytes than the L2 cache holds comes before each, so that none finds its inputs there.
     """
     if DRY:
         return time_in_turn(calls, rounds)
-    cache = torch.empty(256 * 2**20, dtype=torch.int8, device=DEVICE)
+    cache = torch.empty(cleared, dtype=torch.int8, device=DEVICE)
     pairs: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
     for number in range(rounds):
         for name, call in sorted(calls.items(), reverse=number % 2 == 1):
@@ -424,12 +431,44 @@ def as_table(rows: list[dict[str, Any]], capability: int) -> str:
     return "\n".join(lines)
 
 
-def tune(deadline: float, described: dict[str, Any]) -> None:
+Case = tuple[Kernel, int, torch.dtype]
+
+
+def compile_setting(case: Case, setting: Setting) -> None:
+    """Leaves the kernel in Triton's cache; what fails fails again when it is timed."""
+    with contextlib.suppress(RuntimeError, triton.TritonError):
+        with_setting(setting, kernel_call(*case))()
+
+
+def compile_ahead(cases: list[Case], gpu: GPU, jobs: int, deadline: float) -> None:
+    """Compiles the settings of all cases in so many processes, until the time is up."""
+    settings = {case: candidates(*case, gpu)[0] for case in cases}
+    longest = max(map(len, settings.values()))
+    todo = [
+        (case, settings[case][place])
+        for place in range(longest)
+        for case in cases
+        if place < len(settings[case])
+    ]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        waiting = [pool.apply_async(compile_setting, given) for given in todo]
+        for number, answer in enumerate(waiting):
+            try:
+                answer.get(max(deadline - time.monotonic(), 0))
+            except multiprocessing.TimeoutError:
+                print(f"compiled {number} of {len(todo)} settings", flush=True)
+                return
+
+
+def tune(deadline: float, described: dict[str, Any], only: str, jobs: int) -> None:
     """Measures, prints the table, and writes the record."""
     gpu, rows = GPU.here(), []
     dtypes = (torch.float16, torch.float32)
     dims = [dim for dim in TUNED_DIMS if not 0 < gpu.capability < 80 or dim <= 128]
     cases = list(itertools.product(get_args(Kernel), dims, dtypes))
+    cases = [case for case in cases if fnmatch(" ".join(map(str, case)), only)]
+    if jobs:
+        compile_ahead(cases, gpu, jobs, (time.monotonic() + deadline) / 2)
     for number, case in enumerate(cases):
         print(f"{number + 1}/{len(cases)}", *case, flush=True)
         share = (deadline - time.monotonic()) / (len(cases) - number)
@@ -462,11 +501,13 @@ def main() -> None:
     parser.add_argument("--check-only", action="store_true", help="errors alone")
     parser.add_argument("--tune", action="store_true", help="settings of the kernels")
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything")
+    parser.add_argument("--only", default="*", help="of --tune: kernel, dimension, dtype")
+    parser.add_argument("--jobs", type=int, default=0, help="of --tune: that compile")
     arguments = parser.parse_args()
     deadline = time.monotonic() + 60 * arguments.minutes
     gpu = {} if DRY else describe_gpu()
     if arguments.tune or DRY:
-        tune(deadline, gpu)
+        tune(deadline, gpu, arguments.only, arguments.jobs)
     if arguments.tune:
         return
     errors, good = check()

@@ -5,21 +5,29 @@ is compiled for an H100, and the machine's own instructions are counted, in the 
 often as these go round for a text. Divided by the scores that the mask leaves, that is the
 work for a score.
 
-    python benchmarks/flash_ladder.py    writes results/flash_ladder.json
+    python benchmarks/flash_ladder.py           writes results/flash_ladder.json
+    python benchmarks/flash_ladder.py --time    runs the steps in turn, on a GPU, and
+                                                writes results/flash_ladder_times.json
 """
 
+import argparse
 import collections
 import heapq
 import json
 import re
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
+from flash_gpu import describe_gpu, gpu_times
+from paired import write_record
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -214,7 +222,45 @@ def row_of(step: Step) -> dict[str, Any]:
     }
 
 
+def run(step: Step, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of all heads, (heads, tokens, features), on the GPU."""
+    output = torch.empty_like(query)
+    grid = (query.shape[1] // step.rows, query.shape[0])
+    step_kernel[grid](
+        query, key, value, output, query.shape[1], query.shape[2] ** -0.5,
+        **constants(step), num_warps=WARPS, num_stages=step.stages,
+    )  # fmt: skip
+    return output
+
+
+def time_steps(rounds: int = 41) -> None:
+    """Checks each step against float64, times them in turn, and writes the record."""
+    torch.manual_seed(0)
+    drawn = torch.randn(3, HEADS, TOKENS, WIDTH, device="cuda", dtype=torch.float16)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        *drawn.double(), is_causal=True
+    )
+    calls, errors = {}, {}
+    for step in STEPS:
+        given = drawn.float() if step.dtype == "fp32" else drawn
+        errors[step.name] = (run(step, *given) - exact).abs().max().item()
+        assert errors[step.name] < 4e-3, (step.name, errors[step.name])
+        calls[step.name] = lambda step=step, given=given: run(step, *given)
+    times = gpu_times(calls, rounds)
+    rows = [
+        {"name": name, "ms": statistics.median(ms), "error": errors[name]}
+        for name, ms in times.items()
+    ]
+    sizes = {"tokens": TOKENS, "heads": HEADS, "features": WIDTH, "rounds": rounds}
+    write_record("flash_ladder_times", {**sizes, "gpu": describe_gpu(), "steps": rows})
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--time", action="store_true", help="run the steps on a GPU")
+    if parser.parse_args().time:
+        time_steps()
+        return
     rows = []
     for step in STEPS:
         rows.append(row_of(step))

@@ -119,12 +119,12 @@ def merge_kernel(
     column = tl.arange(0, PADDED_V)[None, :]
     u = tl.zeros((PADDED_V,), tl.float32)
     for start in range(0, splits, STEP):
-        split = start + tl.arange(0, STEP)
-        level = tl.load(levels + first + split, mask=split < splits, other=float("-inf"))
-        inside = (split < splits)[:, None] & (column < D_V)
-        place = (first + split)[:, None] * D_V + column
+        share = start + tl.arange(0, STEP)
+        taken = tl.load(levels + first + share, mask=share < splits, other=float("-inf"))
+        inside = (share < splits)[:, None] & (column < D_V)
+        place = (first + share)[:, None] * D_V + column
         part = tl.load(parts + place, mask=inside, other=0.0)
-        u += tl.sum(tl.exp(level - shift)[:, None] * part, 0)
+        u += tl.sum(tl.exp(taken - shift)[:, None] * part, 0)
 
     output = matrix_of(output, index, heads, queries, D_V)
     column = tl.arange(0, PADDED_V)
