@@ -525,9 +525,9 @@ def main() -> None:
         measured = measure(length, dim, causal, dtype, backward, share)
         rows.append({**named, **measured})
         print(*named.values(), measured["tflops"], measured["unable"] or "", flush=True)
-    record = {"tokens": TOKENS, "width": WIDTH, "gpu": gpu, "errors": errors, "rows": rows}
-    if not DRY:
-        write_record("flash_gpu", record)
+        record = {"tokens": TOKENS, "width": WIDTH, "gpu": gpu, "errors": errors}
+        if not DRY:  # after each row: a run that is ended leaves what it measured
+            write_record("flash_gpu", {**record, "rows": rows})
 
 
 if __name__ == "__main__":
