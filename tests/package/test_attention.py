@@ -245,6 +245,12 @@ def test_conformance_catches(mistake, as_shipped):
         check_attention(stepwise(step, wrong, **dict(*options)))
 
 
+def test_conformance_draws_on_the_default_device(as_shipped):
+    """Where a head is built; the numbers are drawn on the CPU, the same everywhere."""
+    with torch.device("meta"):
+        assert all(tensor.device.type == "meta" for tensor in random_inputs((2,)))
+
+
 def test_conformance_tries_the_dtypes_it_is_given(as_shipped):
     """An operation that lacks float16 is no mistake, if one says so."""
 
