@@ -134,6 +134,7 @@ def test_an_error_that_is_not_of_the_input_stays(make):
 @each_layer
 def test_one_graph(make, as_shipped):
     layer = make()
+    torch.compiler.reset()
     close(torch.compile(layer, fullgraph=True, backend="eager")(X), layer(X))
 
 

@@ -222,6 +222,7 @@ def test_export_compile_vmap(as_shipped):
         torch.testing.assert_close(torch.func.vmap(turns)(x), turns(x))
         at = torch.randint(50, (3, 5))
         torch.testing.assert_close(torch.func.vmap(turns)(x, at), turns(x, at[:, None]))
+        torch.compiler.reset()  # other tests, too, compile what checks annotations
         compiled = torch.compile(turns, fullgraph=True, backend="eager")
         for positions in (0, 3, torch.arange(5) + 2):
             torch.testing.assert_close(compiled(x, positions), turns(x, positions))

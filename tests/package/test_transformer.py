@@ -222,6 +222,7 @@ def test_logits_of_the_last_tokens_only(as_shipped):
 @pytest.mark.costly("compile/block")
 def test_compile(as_shipped):
     block, x = TransformerBlock(16, 2).double(), X.double().requires_grad_()
+    torch.compiler.reset()
     y, expected = torch.compile(block, fullgraph=True)(x), block(x)
     close(y, expected)
     a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (y, expected))
