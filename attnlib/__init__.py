@@ -45,7 +45,6 @@ from attnlib.paged import (
     PagedSequences,
     PageTable,
     paged_attention,
-    split_attention,
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
@@ -53,6 +52,7 @@ from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions, rotate
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
+from attnlib.split import split_attention
 from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
 
 __version__ = "0.1.0"

@@ -14,7 +14,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checkpoint import (
+from attnlib.checks import (
+    require_causal,
+    require_count,
+    require_sizes,
+)
+from attnlib.gated_feed_forward import GatedFeedForward
+from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
+from attnlib.pretrained import (
     Into,
     Report,
     load_into,
@@ -24,13 +31,6 @@ from attnlib.checkpoint import (
     refuse_other_heads,
     refuse_unknown_config,
 )
-from attnlib.checks import (
-    require_causal,
-    require_count,
-    require_sizes,
-)
-from attnlib.gated_feed_forward import GatedFeedForward
-from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.projection import Projection
 from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions
@@ -268,7 +268,7 @@ class Llama(LanguageModel):
 
         Llama, Mistral, Qwen 2 and Qwen 3 are understood, as far as they have no experts.
         Everything is compared before memory is taken for the first tensor. On a CPU
-        `attnlib.checkpoint.order_memory` makes it write faster.
+        `attnlib.pretrained.order_memory` makes it write faster.
 
         Args:
             folder: where the files are.

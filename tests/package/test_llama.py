@@ -13,8 +13,8 @@ from attnlib import (
     ScaledDotProductAttention,
     WindowCache,
 )
-from attnlib.checkpoint import order_memory
 from attnlib.llama import llama_arguments, llama_names
+from attnlib.pretrained import order_memory
 from drawn import assert_fastest_order, change_tensors, close
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
