@@ -23,7 +23,7 @@ from attnlib.generation import sample
 from attnlib.gpt2 import GPT2
 from attnlib.latent import LatentAttention
 from attnlib.layer_norm import LayerNorm
-from attnlib.llama import Llama
+from attnlib.llama import Llama, LlamaConfig
 from attnlib.masks import (
     apply_mask,
     causal_mask,
@@ -121,6 +121,7 @@ __all__ = [
     # Chapter 21: Llama
     "GatedFeedForward",
     "Llama",
+    "LlamaConfig",
     "RMSNorm",
     # Chapter 22: inside transformers
     "hf",
