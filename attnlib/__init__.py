@@ -23,7 +23,7 @@ from attnlib.generation import sample
 from attnlib.gpt2 import GPT2
 from attnlib.latent import LatentAttention
 from attnlib.layer_norm import LayerNorm
-from attnlib.llama import Llama
+from attnlib.llama import Llama, LlamaConfig
 from attnlib.masks import (
     apply_mask,
     causal_mask,
@@ -45,7 +45,6 @@ from attnlib.paged import (
     PagedSequences,
     PageTable,
     paged_attention,
-    split_attention,
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
@@ -53,6 +52,7 @@ from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions, rotate
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
+from attnlib.split import split_attention
 from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
 
 __version__ = "0.1.0"
@@ -121,6 +121,7 @@ __all__ = [
     # Chapter 21: Llama
     "GatedFeedForward",
     "Llama",
+    "LlamaConfig",
     "RMSNorm",
     # Chapter 22: inside transformers
     "hf",

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checkpoint import (
+from attnlib.checks import require_count
+from attnlib.feed_forward import Activation
+from attnlib.layer_norm import LayerNorm
+from attnlib.multi_head import AttentionLike
+from attnlib.pretrained import (
     Into,
     Report,
     load_into,
@@ -23,10 +27,6 @@ from attnlib.checkpoint import (
     refuse_other_heads,
     refuse_unknown_config,
 )
-from attnlib.checks import require_count
-from attnlib.feed_forward import Activation
-from attnlib.layer_norm import LayerNorm
-from attnlib.multi_head import AttentionLike
 from attnlib.transformer import LanguageModel
 
 
@@ -147,7 +147,7 @@ class GPT2(LanguageModel):
     ) -> "GPT2":
         """The model in a folder with config.json and safetensors files, ready to write.
 
-        On a CPU `attnlib.checkpoint.order_memory` makes it write faster.
+        On a CPU `attnlib.pretrained.order_memory` makes it write faster.
 
         Args:
             folder: where the files are.

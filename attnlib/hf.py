@@ -20,13 +20,6 @@ from attnlib.checks import changed_options
 from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
 
-# What a model may pass that changes nothing here: it is in the mask already, or for others.
-HARMLESS = frozenset({
-    *("position_ids", "cache_position", "position_embeddings", "use_cache"),
-    *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
-    *("num_items_in_batch", "logits_to_keep"),
-})  # fmt: skip
-
 
 def scaled_query(
     query: Float[Tensor, "*batch queries d_k"], scaling: float | None
@@ -83,6 +76,14 @@ def capped_scores(
     key = repeat_heads(key, query.shape[1] // key.shape[1])
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     return cap * torch.tanh(scores / cap) + as_added(mask, scores)
+
+
+# What a model may pass that changes nothing here: it is in the mask already, or for others.
+HARMLESS = frozenset({
+    *("position_ids", "cache_position", "position_embeddings", "use_cache"),
+    *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
+    *("num_items_in_batch", "logits_to_keep"),
+})  # fmt: skip
 
 
 IN_THE_MASK = ("position_bias", "softcap", "s_aux")

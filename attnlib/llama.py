@@ -6,6 +6,7 @@ Derived in chapter 21, "Llama" (book/21_llama.ipynb).
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.checkpoint import (
+from attnlib.checks import (
+    require_causal,
+    require_count,
+    require_sizes,
+)
+from attnlib.gated_feed_forward import GatedFeedForward
+from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
+from attnlib.pretrained import (
     Into,
     Report,
     load_into,
@@ -24,13 +32,6 @@ from attnlib.checkpoint import (
     refuse_other_heads,
     refuse_unknown_config,
 )
-from attnlib.checks import (
-    require_causal,
-    require_count,
-    require_sizes,
-)
-from attnlib.gated_feed_forward import GatedFeedForward
-from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.projection import Projection
 from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions
@@ -166,8 +167,9 @@ class LlamaBlock(TransformerBlock):
         self.feed_forward = GatedFeedForward(embed_dim, d_ff, bias=ffn_bias)
 
 
-class Llama(LanguageModel):
-    """A language model in the form of Llama: logits of each token given those before it.
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The sizes of a `Llama`, and what sets its relatives apart.
 
     Args:
         vocab_size, context_length, embed_dim, num_heads, num_layers: as for
@@ -177,14 +179,42 @@ class Llama(LanguageModel):
         d_k: features of a head; `None` means embed_dim / num_heads.
         rotary: what turns queries and keys; `None` means `RotaryPositions(d_k)`.
         window: how many tokens a query sees, itself included; `None` means all.
-        attention: what a head is, see `make_heads`; it must have causal=True, and the
-            window. Each block gets a copy of its own. `None` means the causal scaled dot
-            product with this window and dropout.
         dropout: probability of dropping a weight, in training only.
         tied: whether the embedding also makes the logits.
         eps: ε of the norms.
         qkv_bias, out_bias, ffn_bias: which projections have biases.
         head_norm: whether queries and keys are normalized.
+
+    Source: chapter 21, eq-llama-block; Touvron et al. (2023).
+    """
+
+    vocab_size: int
+    context_length: int
+    embed_dim: int
+    num_heads: int
+    num_layers: int
+    d_ff: int
+    num_kv_heads: int | None = None
+    d_k: int | None = None
+    rotary: nn.Module | None = None
+    window: int | None = None
+    dropout: float = 0.0
+    tied: bool = False
+    eps: float = 1e-6
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    head_norm: bool = False
+
+
+class Llama(LanguageModel):
+    """A language model in the form of Llama: logits of each token given those before it.
+
+    Args:
+        config: its sizes, and what sets it apart.
+        attention: what a head is, see `make_heads`; it must have causal=True, and the
+            window. Each block gets a copy of its own. `None` means the causal scaled dot
+            product with this window and dropout.
 
     Attributes:
         token_embedding: `nn.Embedding`.
@@ -200,51 +230,41 @@ class Llama(LanguageModel):
     Source: chapter 21, eq-llama-block; Touvron et al. (2023).
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        context_length: int,
-        embed_dim: int,
-        num_heads: int,
-        num_layers: int,
-        d_ff: int,
-        *,
-        num_kv_heads: int | None = None,
-        d_k: int | None = None,
-        rotary: nn.Module | None = None,
-        window: int | None = None,
-        attention: AttentionLike | None = None,
-        dropout: float = 0.0,
-        tied: bool = False,
-        eps: float = 1e-6,
-        qkv_bias: bool = False,
-        out_bias: bool = False,
-        ffn_bias: bool = False,
-        head_norm: bool = False,
-    ) -> None:
+    def __init__(self, config: LlamaConfig, attention: AttentionLike | None = None) -> None:
         nn.Module.__init__(self)  # other parts; generate is chapter 9's
-        require_sizes(vocab_size=vocab_size, context_length=context_length)
-        require_sizes(num_layers=num_layers)
-        d_k = require_head_width(embed_dim, num_heads, d_k)
-        self.context_length, self.dropout = context_length, 0.0
-        self.token_embedding = nn.Embedding(vocab_size, embed_dim)
+        if not isinstance(config, LlamaConfig):
+            got = type(config).__name__
+            raise TypeError(f"config: expected a LlamaConfig, got {got}")
+        require_sizes(vocab_size=config.vocab_size, context_length=config.context_length)
+        require_sizes(num_layers=config.num_layers)
+        embed_dim, num_heads = config.embed_dim, config.num_heads
+        d_k = require_head_width(embed_dim, num_heads, config.d_k)
+        self.context_length, self.dropout = config.context_length, 0.0
+        self.token_embedding = nn.Embedding(config.vocab_size, embed_dim)
         nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
-        self.positions = RotaryPositions(d_k) if rotary is None else rotary
+        self.positions = RotaryPositions(d_k) if config.rotary is None else config.rotary
         if attention is None:
+            window, dropout = config.window, config.dropout
             attention = ScaledDotProductAttention(dropout, causal=True, window=window)
-        options = {"eps": eps, "ffn_bias": ffn_bias, "bias": qkv_bias, "d_k": d_k}
-        options |= {"out_bias": out_bias, "head_norm": eps if head_norm else None}
-        options |= {"rotary": self.positions, "num_kv_heads": num_kv_heads}
+        options = {"eps": config.eps, "ffn_bias": config.ffn_bias, "d_k": d_k}
+        options |= {"bias": config.qkv_bias, "out_bias": config.out_bias}
+        options |= {"head_norm": config.eps if config.head_norm else None}
+        options |= {"rotary": self.positions, "num_kv_heads": config.num_kv_heads}
         self.blocks = nn.ModuleList(
             LlamaBlock(
-                embed_dim, num_heads, d_ff, attention=copy.deepcopy(attention), **options
+                embed_dim,
+                num_heads,
+                config.d_ff,
+                attention=copy.deepcopy(attention),
+                **options,
             )
-            for _ in range(num_layers)
+            for _ in range(config.num_layers)
         )
         require_causal(self.blocks[0].attention.attention)
-        require_same_window(self.blocks[0].attention.attention, window)
-        self.norm = RMSNorm(embed_dim, eps)
-        self.head = None if tied else Projection(embed_dim, vocab_size, bias=False)
+        require_same_window(self.blocks[0].attention.attention, config.window)
+        self.norm = RMSNorm(embed_dim, config.eps)
+        tied = config.tied
+        self.head = None if tied else Projection(embed_dim, config.vocab_size, bias=False)
 
     def logits(
         self, x: Float[Tensor, "*batch embed_dim"]
@@ -268,7 +288,7 @@ class Llama(LanguageModel):
 
         Llama, Mistral, Qwen 2 and Qwen 3 are understood, as far as they have no experts.
         Everything is compared before memory is taken for the first tensor. On a CPU
-        `attnlib.checkpoint.order_memory` makes it write faster.
+        `attnlib.pretrained.order_memory` makes it write faster.
 
         Args:
             folder: where the files are.
@@ -283,11 +303,11 @@ class Llama(LanguageModel):
             TypeError, ValueError: a file is damaged; the configuration asks for something
                 that is not supported; a tensor is missing, in surplus, or does not fit.
         """
-        arguments = llama_arguments(read_config(folder))
+        config = llama_config(read_config(folder))
         tensors = read_tensors(folder)
         with torch.device("meta"):  # shapes without memory
-            model = cls(**arguments, attention=attention)
-        refuse_other_heads(model.blocks[0].attention.attention, arguments["window"])
+            model = cls(config, attention)
+        refuse_other_heads(model.blocks[0].attention.attention, config.window)
         names = llama_names(model)
         if model.head is None:
             refuse_another_head(tensors, "model.embed_tokens.weight")
@@ -389,8 +409,8 @@ TRUTHS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_wind
 COUNTS = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers")
 
 
-def llama_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `Llama` that a config.json asks for.
+def llama_config(config: Mapping[str, Any]) -> LlamaConfig:
+    """The sizes and options that a config.json asks for.
 
     Raises:
         TypeError, ValueError: a name is missing or unknown, or asks for something that is
@@ -417,25 +437,25 @@ def llama_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     embed_dim, heads = config["hidden_size"], config["num_attention_heads"]
     d_k = require_head_width(embed_dim, heads, config.get("head_dim"))
     biased = bool(config.get("attention_bias"))
-    return {
-        "vocab_size": config["vocab_size"],
-        "context_length": config["max_position_embeddings"],
-        "embed_dim": embed_dim,
-        "num_heads": heads,
-        "num_layers": config["num_hidden_layers"],
-        "d_ff": config["intermediate_size"],
-        "num_kv_heads": config.get("num_key_value_heads"),
-        "d_k": d_k,
-        "rotary": rotary_of(config, d_k),
-        "window": window_of(config),
-        "dropout": config.get("attention_dropout") or 0.0,
-        "tied": bool(config.get("tie_word_embeddings")),
-        "eps": config["rms_norm_eps"],
-        "qkv_bias": family == "qwen2" or biased,
-        "out_bias": biased,
-        "ffn_bias": bool(config.get("mlp_bias")),
-        "head_norm": family == "qwen3",
-    }
+    return LlamaConfig(
+        vocab_size=config["vocab_size"],
+        context_length=config["max_position_embeddings"],
+        embed_dim=embed_dim,
+        num_heads=heads,
+        num_layers=config["num_hidden_layers"],
+        d_ff=config["intermediate_size"],
+        num_kv_heads=config.get("num_key_value_heads"),
+        d_k=d_k,
+        rotary=rotary_of(config, d_k),
+        window=window_of(config),
+        dropout=config.get("attention_dropout") or 0.0,
+        tied=bool(config.get("tie_word_embeddings")),
+        eps=config["rms_norm_eps"],
+        qkv_bias=family == "qwen2" or biased,
+        out_bias=biased,
+        ffn_bias=bool(config.get("mlp_bias")),
+        head_norm=family == "qwen3",
+    )
 
 
 def window_of(config: Mapping[str, Any]) -> int | None:

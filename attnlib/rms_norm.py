@@ -43,6 +43,24 @@ class RMSNorm(nn.Module):
         self.d_model, self.eps = d_model, eps
         self.gamma = nn.Parameter(torch.ones(d_model))
 
+    def forward(
+        self, input: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Output of the shape and dtype of input (..., d_model).
+
+        The squares are added in float32 at least; the scale acts in the dtype of input.
+
+        Raises:
+            TypeError: input is not floating point, or not of the dtype of gamma.
+            ValueError: input has not d_model features, or is on another device.
+        """
+        like = input if self.gamma is None else self.gamma
+        refuse_bad_tokens("input", input, self.d_model, like)
+        # Widened here, as PyTorch 2.5 squares float16 in float16: 300² is infinite there.
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        normalized = F.rms_norm(wide, (self.d_model,), None, self.eps).to(input.dtype)
+        return normalized if self.gamma is None else normalized * self.gamma
+
     @classmethod
     def from_torch(cls, module: nn.RMSNorm) -> "RMSNorm":
         """A copy of PyTorch's layer; without a weight there, gamma is `None`.
@@ -65,21 +83,3 @@ class RMSNorm(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of the layer."""
         return f"d_model={self.d_model}, eps={self.eps}"
-
-    def forward(
-        self, input: Float[Tensor, "*batch d_model"]
-    ) -> Float[Tensor, "*batch d_model"]:
-        """Output of the shape and dtype of input (..., d_model).
-
-        The squares are added in float32 at least; the scale acts in the dtype of input.
-
-        Raises:
-            TypeError: input is not floating point, or not of the dtype of gamma.
-            ValueError: input has not d_model features, or is on another device.
-        """
-        like = input if self.gamma is None else self.gamma
-        refuse_bad_tokens("input", input, self.d_model, like)
-        # Widened here, as PyTorch 2.5 squares float16 in float16: 300² is infinite there.
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
-        normalized = F.rms_norm(wide, (self.d_model,), None, self.eps).to(input.dtype)
-        return normalized if self.gamma is None else normalized * self.gamma

@@ -26,7 +26,7 @@ from paired import time_in_turn, write_record
 from torch import Tensor
 
 from attnlib import GPT2, Llama
-from attnlib.checkpoint import order_memory
+from attnlib.pretrained import order_memory
 
 FAMILIES = {
     "GPT-2": (GPT2, transformers.GPT2Config, transformers.GPT2LMHeadModel),

@@ -19,8 +19,8 @@ from attnlib.parallel.collectives import (
     replicate,
     shift,
 )
-from attnlib.parallel.heads import HeadAttention, TokensBefore, head_attention
-from attnlib.parallel.places import shard_positions
+from attnlib.parallel.heads import HeadAttention, head_attention
+from attnlib.parallel.places import TokensBefore, shard_positions
 from attnlib.parallel.processes import RankError, run
 from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (

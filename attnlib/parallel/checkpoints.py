@@ -18,8 +18,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from attnlib.checks import require_count
-from attnlib.parallel.collectives import agree_after
-from attnlib.parallel.ring import ring_of
+from attnlib.parallel.collectives import agree_after, rank_and_size
 
 
 def save_checkpoint(
@@ -50,7 +49,7 @@ def save_checkpoint(
 
     Source: chapter 25, eq-resume; the documentation of torch.distributed.checkpoint.
     """
-    first, partial, done = ring_of(None)[0] == 0, Path(), Path()
+    first, partial, done = rank_and_size(None)[0] == 0, Path(), Path()
 
     def begin() -> list[object]:
         nonlocal partial, done
@@ -104,7 +103,7 @@ def load_checkpoint(
 
     Source: chapter 25, eq-resume; the documentation of torch.distributed.checkpoint.
     """
-    rank, ranks = ring_of(None)
+    rank, ranks = rank_and_size(None)
     found: list[int] = []
 
     def look() -> list[object]:

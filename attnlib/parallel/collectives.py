@@ -41,6 +41,19 @@ def world(group: ProcessGroup | None = None) -> tuple[ProcessGroup, int, int]:
     return group, rank, dist.get_world_size(group)
 
 
+def rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
+    """Rank and number of ranks; (0, 1) where no process group was made.
+
+    Raises:
+        ValueError: this process does not belong to the group.
+
+    Source: chapter 23.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return world(group)[1:]
+
+
 def agree(
     what: str,
     facts: Sequence[object],

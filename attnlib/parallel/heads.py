@@ -16,8 +16,13 @@ from attnlib.checks import as_autocast, require_flag, require_scale, require_win
 from attnlib.flash.attention import FlashAttention, flash_attention
 from attnlib.masks import Mask
 from attnlib.online_softmax import add_sink
-from attnlib.parallel.collectives import agree_after, all_gather, all_to_all
-from attnlib.parallel.ring import WithGroup, refuse_bad_shard, ring_of
+from attnlib.parallel.collectives import (
+    agree_after,
+    all_gather,
+    all_to_all,
+    rank_and_size,
+)
+from attnlib.parallel.ring import WithGroup, refuse_bad_shard
 
 Group = dist.ProcessGroup | None
 
@@ -34,7 +39,7 @@ def refuse_uneven(
 
     Source: chapter 25, eq-heads-for-tokens.
     """
-    ranks = ring_of(group)[1]
+    ranks = rank_and_size(group)[1]
     refuse_bad_shard(query, key, value, mask, sink, group)
     if ranks > 1 and query.dim() < 3:
         shape = tuple(query.shape)
@@ -150,7 +155,7 @@ def head_attention(
     Source: chapter 25, eq-heads-for-tokens; Jacobs et al. (2023).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    ranks = ring_of(group)[1]
+    ranks = rank_and_size(group)[1]
 
     def check() -> list[object]:
         options = require_flag("causal", causal), require_window(window), scale, return_lse
@@ -221,30 +226,3 @@ class HeadAttention(WithGroup, BaseAttention):
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         options |= {"mask": mask, "group": self.group}
         return head_attention(query, key, value, **options), None
-
-
-class TokensBefore:
-    """In the place of a cache: says where this rank's tokens stand, and keeps nothing.
-
-    `LanguageModel` counts positions from the length of its caches. A rank that has tokens
-    from place `start` on gives it one of these for each block, and its attention gets the
-    keys of the others from the ranks that have them.
-
-    Args:
-        start: how many tokens of the text stand on the ranks before.
-
-    Source: chapter 25, eq-heads-for-tokens.
-    """
-
-    def __init__(self, start: int) -> None:
-        self.start, self.capacity = start, 2**62
-
-    def __len__(self) -> int:
-        return self.start
-
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as they came."""
-        return key, value
-
-    def truncate(self, length: int) -> None:
-        """Nothing is kept, so there is nothing to forget."""

@@ -32,8 +32,8 @@ from attnlib.parallel.collectives import (
     agree_after,
     all_gather,
     post_shift,
+    rank_and_size,
     refuse_other_device,
-    world,
 )
 from attnlib.parallel.places import RingPlan, Rule, hops_needed, shard_positions
 
@@ -143,19 +143,6 @@ def add_to_mask(
         where += part.sum_to_size(where.shape)
 
 
-def ring_of(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Rank and number of ranks; (0, 1) where no process group was made.
-
-    Raises:
-        ValueError: this process does not belong to the group.
-
-    Source: chapter 24.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return world(group)[1:]
-
-
 def refuse_bad_shard(
     query: Tensor,
     key: Tensor,
@@ -171,7 +158,7 @@ def refuse_bad_shard(
 
     Source: chapter 24; the contract, appendix A.
     """
-    size = ring_of(group)[1]
+    size = rank_and_size(group)[1]
     refuse_bad_inputs(query, key, value, enable_gqa=True)
     if size > 1:
         refuse_other_device("query", query, group)
@@ -265,7 +252,7 @@ def gather_places(
 
     Source: chapter 24, eq-rule.
     """
-    rank, size = ring_of(group)
+    rank, size = rank_and_size(group)
     plain = [torch.arange(size * n, device="cpu").view(size, -1) for n in tokens]
     plain[0] += size * (tokens[1] - tokens[0])  # the last query is the last token
     if positions is None and documents is None:
@@ -399,7 +386,7 @@ def ring_attention(
     Source: chapter 24, eq-ring, eq-ring-gradients, eq-rule; Liu et al. (2023).
     """
     query, key, value, mask = as_autocast(query, key, value, mask)
-    rank = ring_of(group)[0]
+    rank = rank_and_size(group)[0]
 
     given = {"query": query, "key": key, "value": value, "sink": sink, "mask": mask}
     places = {"positions": positions, "documents": documents}
@@ -485,7 +472,7 @@ class RingAttention(WithGroup, BaseAttention):
 
     def positions(self, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
         """Where this rank's queries and keys stand in the whole text."""
-        rank, size = ring_of(self.group)
+        rank, size = rank_and_size(self.group)
         if self.order == "contiguous" or size == 1:
             return None
         mine, theirs = (

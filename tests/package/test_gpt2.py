@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from attnlib import GPT2, FlashAttention, LearnedBiasAttention
-from attnlib.checkpoint import (
+from attnlib.gpt2 import names_of, without_head
+from attnlib.pretrained import (
     Into,
     Progress,
     load_into,
@@ -23,7 +24,6 @@ from attnlib.checkpoint import (
     read_tokenizer,
     require_library,
 )
-from attnlib.gpt2 import names_of, without_head
 from drawn import assert_fastest_order, change_tensors, close, refuses
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -226,7 +226,7 @@ def replace(folder, changes):
 def test_a_wrong_tensor_is_named(error, changes, message, written, monkeypatch):
     replace(written, changes)
     taken = []
-    monkeypatch.setattr("attnlib.checkpoint.put_parameter", lambda *a: taken.append(a))
+    monkeypatch.setattr("attnlib.pretrained.put_parameter", lambda *a: taken.append(a))
     with pytest.raises(error, match=message):
         GPT2.from_pretrained(written)
     assert not taken  # nothing was read before

@@ -9,12 +9,13 @@ from attnlib import (
     FlashAttention,
     LearnedBiasAttention,
     Llama,
+    LlamaConfig,
     RotaryPositions,
     ScaledDotProductAttention,
     WindowCache,
 )
-from attnlib.checkpoint import order_memory
-from attnlib.llama import llama_arguments, llama_names
+from attnlib.llama import llama_config, llama_names
+from attnlib.pretrained import order_memory
 from drawn import assert_fastest_order, change_tensors, close
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
@@ -222,7 +223,7 @@ def test_old_and_new_words_mean_the_same():
     old = {"rope_theta": 5e4, "rope_scaling": {"type": "linear", "factor": 2.5}}
     both = {"rope_theta": 5e4, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
     new = rope("linear", factor=2.5)
-    made = [llama_arguments(CONFIG | asked)["rotary"] for asked in (old, both, new)]
+    made = [llama_config(CONFIG | asked).rotary for asked in (old, both, new)]
     expected = RotaryPositions(8, 5e4, scaling="linear", factor=2.5)
     assert all(rotary.exact == expected.exact for rotary in made)
 
@@ -266,11 +267,14 @@ def test_what_small_models_have_besides_does_not_matter(tmp_path):
         ({"attention": ScaledDotProductAttention()}, "causal"),
     ],
 )
-def test_arguments_that_do_not_fit(options, said):
+def test_arguments_that_do_not_fit(options, said, as_shipped):
     sizes = {"vocab_size": 7, "context_length": 9, "embed_dim": 16, "num_heads": 4}
-    sizes |= {"num_layers": 1, "d_ff": 12}
+    sizes |= {"num_layers": 1, "d_ff": 12} | options
+    heads = sizes.pop("attention", None)
     with pytest.raises(ValueError, match=said):
-        Llama(**sizes | options)
+        Llama(LlamaConfig(**sizes), heads)
+    with pytest.raises(TypeError, match="config: expected a LlamaConfig, got dict"):
+        Llama(sizes)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

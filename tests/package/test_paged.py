@@ -23,7 +23,8 @@ from attnlib import (
     split_attention,
 )
 from attnlib.checks import require_count
-from attnlib.paged import places, sum_by_halves
+from attnlib.paged import places
+from attnlib.split import sum_by_halves
 from attnlib.testing import check_cache
 from drawn import (
     agree,

@@ -1,4 +1,4 @@
-# paged.sum_by_halves
+# split.sum_by_halves
 def sum_by_halves(x, dim):
     terms = list(x.unbind(dim))
     while len(terms) > 1:
@@ -8,7 +8,7 @@ def sum_by_halves(x, dim):
     return terms[0]
 
 
-# paged.split_state
+# split.split_state
 def split_state(query, key, value, mask, scale):
     rows = []
     for i in range(query.shape[-2]):
@@ -24,7 +24,7 @@ def split_state(query, key, value, mask, scale):
     return SoftmaxState(maximum=m, total=l, output=sum_by_halves(mixed, -2))
 
 
-# paged.merge_splits
+# split.merge_splits
 from functools import reduce
 
 
@@ -36,7 +36,7 @@ def merge_splits(query, d_v, splits, scale):
     return reduce(merge_states, states, SoftmaxState(empty, torch.zeros_like(empty), zero))
 
 
-# paged.split_attention
+# split.split_attention
 def split_attention(query, key, value, mask=None, *, split_size, return_lse=False):
     shares = []
     for start in range(0, keys, split_size):

@@ -7,7 +7,7 @@ def gelu_tanh(z):
     return z * torch.sigmoid(2 * inner)  # which is half of one plus the tangent
 
 
-# checkpoint.Into
+# pretrained.Into
 class Into:
     def shape(self, here):
         whole = list(here[self.parameters[0]].shape)
@@ -45,7 +45,7 @@ def names_of(blocks, prefix=""):
     return {prefix + name: into for name, into in names.items()}
 
 
-# checkpoint.load_into
+# pretrained.load_into
 def load_into(module, tensors, names, *, ignored=(), dtype=None, device=None, report=None):
     def fill(name):
         whole, into = tensors[name], plan[name]
