@@ -59,7 +59,7 @@ SETTINGS: dict[tuple[int, Kernel, int], Setting] = {
     (90, "key_value_gradient", 128): Setting(64, 128, 8, 3),
     (90, "key_value_gradient", 256): Setting(64, 64, 8, 2),
     (90, "all_gradients", 64): Setting(64, 128, 8, 3),
-    (90, "all_gradients", 128): Setting(64, 128, 8, 3),
+    (90, "all_gradients", 128): Setting(64, 128, 8, 2),
     (90, "all_gradients", 256): Setting(32, 64, 8, 3),
     (100, "forward", 64): Setting(128, 128, 8, 3),
     (100, "forward", 128): Setting(128, 128, 8, 2),

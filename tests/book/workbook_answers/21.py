@@ -26,7 +26,7 @@ from torch.nn import functional as F
 class RMSNorm:
     def __init__(self, d_model, eps=1e-6):
         self.gamma = nn.Parameter(torch.full((d_model,), 1.0))
-        self.eps = eps
+        self.eps, self.d_model = eps, d_model
 
     def forward(self, input):
         x = input if input.dtype == torch.float64 else input.float()
