@@ -33,7 +33,7 @@ USUAL = {
 # By the function or the class, where it is another.
 SMALL, NO_BIAS, PAGES = {"eps": 1e-6}, {"bias": False}, {"causal": True}
 OTHERS = {
-    **{"RMSNorm": SMALL, "RMSNormLayer": SMALL, "Llama": SMALL, "LlamaBlock": SMALL},
+    **{"RMSNorm": SMALL, "RMSNormLayer": SMALL, "LlamaConfig": SMALL, "LlamaBlock": SMALL},
     **{"Adam": {"eps": 1e-8}, "complex_step": {"step": 1e-30}},
     **{"rank_gradients": {"step": 1e-6}, "require_padding": {"least": 0}},
     **{"GatedFeedForwardLayer": NO_BIAS, "LlamaAttention": NO_BIAS},

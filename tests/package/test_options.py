@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnlib.parallel  # noqa: F401  (its attentions are subclasses, too)
-from attnlib import GPT2, BaseAttention, Llama, ScaledDotProductAttention, hf
+from attnlib import GPT2, BaseAttention, Llama, LlamaConfig, ScaledDotProductAttention, hf
 
 VALUES = [True, 2, 0.3, "torch", "zigzag"]  # tried for each option; some are refused
 SET = {"window": 3, "scale": 9.0, "softcap": 2.0}
@@ -139,9 +139,8 @@ def test_a_class_has_the_window_of_its_model(window):
         def __init__(self):
             super().__init__(causal=True, window=window)
 
-    sizes = {"vocab_size": 7, "context_length": 9, "embed_dim": 16, "num_heads": 4}
-    make = partial(Llama, **sizes, num_layers=1, d_ff=12, attention=Windowed)
-    make(window=window)
+    config = partial(LlamaConfig, 7, 9, embed_dim=16, num_heads=4, num_layers=1, d_ff=12)
+    Llama(config(window=window), Windowed)
     other = 3 if window is None else None
     with pytest.raises(ValueError, match=f"expected window={other}, got {window}"):
-        make(window=other)
+        Llama(config(window=other), Windowed)

@@ -30,7 +30,7 @@ from functools import reduce
 
 def merge_splits(query, d_v, splits, scale):
     kind = dict(dtype=dtype, device=query.device)
-    empty = torch.full(query.shape[:-1], -math.inf, **kind)
+    empty = torch.full(query.shape[:-1], -torch.inf, **kind)
     zero = torch.zeros(*query.shape[:-1], d_v, **kind)
     states = (split_state(query, *share, scale) for share in splits)
     return reduce(merge_states, states, SoftmaxState(empty, torch.zeros_like(empty), zero))
@@ -45,7 +45,7 @@ def split_attention(query, key, value, mask=None, *, split_size, return_lse=Fals
         seen = mask.narrow(-1, start, few)
         if few < split_size:
             k, v = (F.pad(x, (0, 0, 0, split_size - few)) for x in (k, v))
-            unseen = False if seen.dtype == torch.bool else -math.inf
+            unseen = False if seen.dtype == torch.bool else -torch.inf
             seen = F.pad(seen, (0, split_size - few), value=unseen)
         shares.append((k, v, seen))
     state = merge_splits(query, d_v, shares, scale)
