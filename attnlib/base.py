@@ -126,9 +126,8 @@ class BaseAttention(nn.Module):
         super().__init_subclass__(**options)
         own = vars(cls)
         if "attend" in own and "attend_without_weights" not in own:
-            cls.attend_without_weights = (
-                BaseAttention.attend_without_weights
-            )  # not a parent's
+            # A parent's would not know what is new here.
+            cls.attend_without_weights = BaseAttention.attend_without_weights
         if "forward" in own:
             cls.forward = plugged_in(own["forward"])
 

@@ -242,7 +242,8 @@ class Llama(LanguageModel):
         self.context_length, self.dropout = config.context_length, 0.0
         self.token_embedding = nn.Embedding(config.vocab_size, embed_dim)
         nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
-        self.positions = RotaryPositions(d_k) if config.rotary is None else config.rotary
+        rotary = RotaryPositions(d_k) if config.rotary is None else config.rotary
+        self.positions = copy.deepcopy(rotary)  # a configuration may serve several models
         if attention is None:
             window, dropout = config.window, config.dropout
             attention = ScaledDotProductAttention(dropout, causal=True, window=window)

@@ -5,7 +5,8 @@ that the package chooses, chapter 15's kernel, whose programs walk along all key
 PyTorch's function by each backend that runs here. The cache is overwritten before each
 call. Each is compared with float64 attention before.
 
-    python benchmarks/decoding_gpu.py    writes results/decoding_gpu.json
+    python benchmarks/decoding_gpu.py              writes results/decoding_gpu.json
+    python benchmarks/decoding_gpu.py --dry-run    interpreted, few keys, writes nothing
 """
 
 import statistics
@@ -13,14 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from flash_gpu import BACKENDS, Call, describe_gpu, gpu_times, usable
+from flash_gpu import BACKENDS, DEVICE, DRY, Call, describe_gpu, gpu_times, usable
 from paired import write_record
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnlib import flash_attention_triton, flash_decoding_triton
 
-HEADS, WIDTH, ROUNDS = 8, 128, 41
-KEYS = (512, 2048, 8192, 32768, 131072)
+HEADS, WIDTH, ROUNDS = 8, 128, 2 if DRY else 41
+KEYS = (130,) if DRY else (512, 2048, 8192, 32768, 131072)
 SHARES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -47,7 +48,7 @@ def measure(keys: int) -> dict[str, Any]:
     """Milliseconds of every call for so many keys."""
     torch.manual_seed(0)
     inputs = [
-        torch.randn(1, HEADS, tokens, WIDTH, device="cuda", dtype=torch.float16)
+        torch.randn(1, HEADS, tokens, WIDTH, device=DEVICE, dtype=torch.float16)
         for tokens in (1, keys, keys)
     ]
     exact = F.scaled_dot_product_attention(*(x.double() for x in inputs))
@@ -67,7 +68,8 @@ def main() -> None:
             rows.append(measure(keys))
             print(rows[-1], flush=True)
     sizes = {"heads": HEADS, "width": WIDTH, "rounds": ROUNDS}
-    write_record("decoding_gpu", {**sizes, "gpu": describe_gpu(), "rows": rows})
+    if not DRY:
+        write_record("decoding_gpu", {**sizes, "gpu": describe_gpu(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ drawn, so that what it gets to within `--minutes` is a sample; each takes second
 all of them of the compiler. `--jobs 14` lets so many processes compile beforehand, in at
 most half of the time, and `--only "forward 64 *"` limits the cases. A setting whose
 registers or shared memory can't suffice is not tried, one that the GPU refuses is told. It
-prints lines for the tables of attnlib/flash_triton/settings.py, which is where the package
-has its settings from, and writes results/flash_tune_CAPABILITY.json.
+prints lines for the tables of attnlib/flash_triton/settings.py, where those for 9.0 are
+from such a run, and writes results/flash_tune_CAPABILITY.json.
 """
 
 import argparse

@@ -277,6 +277,14 @@ def test_arguments_that_do_not_fit(options, said, as_shipped):
         Llama(sizes)
 
 
+def test_models_of_one_configuration_share_nothing():
+    config = LlamaConfig(7, 9, 16, 4, 1, 12, rotary=RotaryPositions(4))
+    one, other = Llama(config), Llama(config).to("meta")
+    assert one.positions.omega.device.type == "cpu"
+    assert other.positions.omega.device.type == "meta"
+    assert one.blocks[0].attention.rotary is one.positions
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", ["Llama", "Qwen 3"])
 def test_loaded_parameters_are_contiguous(name, dtype, tmp_path):
