@@ -47,6 +47,49 @@ const fitFormulas = () => {
   }
 };
 
+// The parts of TeX between the places, outside of braces and environments, where `at` matches.
+const partsOf = (tex, at) => {
+  const parts = [""];
+  let depth = 0;
+  for (const [piece] of tex.matchAll(/\\[a-zA-Z]+|\\.|[^]/g)) {
+    if (/^(\{|\\begin|\\left)$/.test(piece)) depth += 1;
+    if (/^(\}|\\end|\\right)$/.test(piece)) depth -= 1;
+    if (!depth && at.test(piece)) parts.push(at === RELATION ? piece : "");
+    else parts[parts.length - 1] += piece;
+  }
+  return parts.map((part) => part.trim()).filter(Boolean);
+};
+const GAP = /^\\qquad$/, ROW = /^\\\\$/, RELATION = /^(=|<|>|\\(le|ge|leq|geq|approx|sim|equiv|propto|ll|gg))$/;
+
+// The same formula on more lines: what a wide gap separates, then before each relation.
+const onMoreLines = (tex, relations) => {
+  const inner = tex.replace(/^\s*\\begin\{(split|aligned)\}([^]*)\\end\{\1\}\s*$/, "$2");
+  if (inner !== tex) return onMoreLines(inner, relations);
+  const rows = partsOf(tex, ROW).flatMap((row) => partsOf(row, GAP));
+  const lines = rows.flatMap((row) => {
+    if (!relations) return [row.includes("&") ? row : `& ${row}`];
+    const parts = partsOf(row.replace(/&/g, ""), RELATION);
+    return parts.map((part, i) => (i ? "&\\quad " : "& ") + part);
+  });
+  return `\\begin{aligned}${lines.join("\\\\[0.3em]")}\\end{aligned}`;
+};
+
+// A formula on a line of its own that is wider than the column: broken, at last made smaller.
+const breakFormulas = () => {
+  const { document: typeset } = window.MathJax?.startup ?? {};
+  for (const item of [...(typeset?.math ?? [])]) {
+    const box = () => item.typesetRoot;
+    if (!item.display || !box()?.closest("article")) continue;
+    const write = (tex) => { item.math = tex; item.rerender(typeset, 20); }; // from the TeX on
+    const over = () => box().scrollWidth / Math.max(1, box().clientWidth);
+    item.whole ??= item.math;
+    if (item.math !== item.whole) write(item.whole);
+    for (const relations of [false, true])
+      if (over() > 1.005) write(onMoreLines(item.whole, relations));
+    if (over() > 1.005 && over() < 1.45) box().style.fontSize = `${90 / over()}%`;
+  }
+};
+
 // Tab stops at what scrolls, which not every browser sees to itself, and at no other formula.
 const SCROLLERS = "pre, .sig, .table-scroll, .output.text_html, mjx-container";
 const reachScrollers = () => {
@@ -58,7 +101,13 @@ const reachScrollers = () => {
     else if (box.tabIndex === 0) box.removeAttribute("tabindex");
   });
 };
-const fit = () => { fitFormulas(); reachScrollers(); };
+let width = null;
+const fit = () => {
+  if (innerWidth !== width) breakFormulas();
+  width = innerWidth;
+  fitFormulas();
+  reachScrollers();
+};
 addEventListener("load", () => {
   setTimeout(revealFound, 100); // Sphinx marks the words a moment after the page is there
   (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => {

@@ -94,7 +94,7 @@ def test_folded_listings_stand_at_the_end_and_are_pointed_to(words):
     chapter, _ = starts(words, "Listings")
     folded = "class FeedForwardNetwork(FeedForwardNetwork):"  # goes on with from_torch
     assert folded not in chapter
-    lines = re.findall(rf"(attnlib/\w+\.py · .+) · \d+ lines: [^·]+?{ON_PAGE}", chapter)
+    lines = re.findall(rf"(attnlib/\w+\.py) · \d+ lines: [^·]+?{ON_PAGE}", chapter)
     assert lines
     for title, page in lines:
         assert title in words[int(page) - 1]

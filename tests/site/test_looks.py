@@ -41,8 +41,9 @@ LOOK = r"""async () => {
     const names = out.slice(0, 3).map((e) => `${e.tagName}.${e.className}`);
     problems.push(`the page is ${wide} pixels wide: ${names}`);
   }
-  const cramped = [...document.querySelectorAll("mjx-container")].filter(
-    (e) => innerWidth > 1000 && e.scrollWidth > e.clientWidth + 1);
+  const own = innerWidth > 1000 ? "" : innerWidth >= 390 ? "div.math > " : "none ";
+  const cramped = [...document.querySelectorAll(own + "mjx-container")].filter(
+    (e) => e.scrollWidth > e.clientWidth + 1);
   for (const math of cramped)
     problems.push("a formula wider than its column: " + cut(math.textContent));
   const fields = [...document.querySelectorAll("input[name=q]")];
@@ -213,6 +214,16 @@ def test_chosen_theme_is_remembered(readers, browser, origin):
                 break
         assert reader.theme() == "light", "the choice is forgotten"
         assert not reader.problems, "\n".join(reader.problems)
+
+
+@each_origin
+def test_search_leads_to_the_number_of_an_equation(readers, origin):
+    reader = readers[origin]
+    reader.open("search.html?q=(1.11)")
+    reader.page.wait_for_url("**/01_scaled_dot_product.html#equation-*", timeout=PATIENCE)
+    reader.open("search.html?q=xqzzy")
+    told = reader.page.locator("#search-results .search-summary")
+    told.get_by_text("an equation by its number").wait_for(timeout=PATIENCE)
 
 
 @each_origin

@@ -22,7 +22,7 @@ def test_a_page_that_is_out_of_date_is_told_and_written(root):
     assert "out of date" in call_equations(root, "--check").stderr
     assert call_equations(root).returncode == 0
     page = (root / "book/equations.md").read_text(encoding="utf-8")
-    said = "Source: a paper. Code: `attnlib.base.half`. Checked in `tests/test_it.py`."
+    said = "Source: a paper. Code: `attnlib.base.half`. Checked in: `tests/test_it.py`."
     assert page.endswith(f"{{eq}}`eq-b` {said}\n\n$$\nb |x|\n$$\n")
     assert call_equations(root, "--check").returncode == 0
 

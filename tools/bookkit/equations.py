@@ -24,6 +24,7 @@ HEAD = """\
 Every numbered equation of the book: its source, the code that computes it, the checks. The
 equations of the documents that specify the package are marked in [](sources.md).
 """
+HEADING = re.compile(r"^#{1,3} ([^`$<>\n]+?)\s*$", re.MULTILINE)  # plain ones only
 Links = dict[str, list[str]]
 
 
@@ -32,7 +33,7 @@ def entry(equation: Equation, checks: list[str], public: tuple[str, ...]) -> str
     roles = {s: "{py:obj}`~" if s.startswith(public) else "`" for s in equation.symbols}
     code = ", ".join(f"{role}{symbol}`" for symbol, role in roles.items())
     facts = [f"Source: {equation.source}.", *([f"Code: {code}."] if code else [])]
-    facts.append(f"Checked in {', '.join(checks)}.")
+    facts.append(f"Checked in: {', '.join(checks)}.")
     shown = f"{{eq}}`{equation.label}` {' '.join(facts)}"
     return f"{shown}\n\n$$\n{equation.formula}\n$$\n"
 
@@ -70,13 +71,19 @@ def checked(source: str, where: str, faults: list[str]) -> list[str]:
 def find_checks(chapters: list[Chapter], root: Path, faults: list[str]) -> Links:
     """For each label, links to the cells and the names of the test files that check it."""
     checks: Links = defaultdict(list)
+    home = {e.label: chapter for chapter in chapters for e in chapter.equations}
     for chapter in chapters:
-        for cell in chapter.code_cells:
+        section = chapter.title
+        for cell in chapter.cells:
+            if cell.cell_type == "markdown":
+                section = ([section] + HEADING.findall(cell.source))[-1]
+                continue
             for label in checked(cell.python, chapter.where(cell), faults):
-                text, target = chapter.called, f"<cell-{chapter.key}-"
-                if before := sum(target in link for link in checks[label]):
+                text = section if home.get(label) is chapter else chapter.called
+                if before := sum(f"`{text} " in link for link in checks[label]):
                     text += f" ({before + 1})"
-                checks[label].append(f"{{ref}}`{text} {target}{cell.id}>`")
+                target = f"<cell-{chapter.key}-{cell.id}>"
+                checks[label].append(f"{{ref}}`{text} {target}`")
     for path in sorted((root / "tests").rglob("*.py")):
         name = path.relative_to(root).as_posix()
         for label in dict.fromkeys(checked(path.read_text(encoding="utf-8"), name, faults)):

@@ -1,10 +1,11 @@
 """What a page shows as one line, and the mark at each equation that leads to its check.
 
 - A listing whose caption says what it adds, ``# attnlib/<module>.py: a sentence``, is
-  folded; the line shows file, names, number of lines and the sentence.
+  folded; the line shows file, number of lines and the sentence.
 - So is a check with a sentence, ``# checks eq-name, eq-other: a sentence``; the line shows
   the numbers of the equations. Its outputs stay in view.
-- Any other cell with the tag ``hide-input`` shows its first comment.
+- Any other cell with the tag ``hide-input`` shows its first comment; a long setup is one
+  line, too.
 - Behind an equation's number stands a link to the first assertion that checks it.
 """
 
@@ -21,7 +22,7 @@ from bookkit.equations import find_checks
 from bookkit.grammar import LABEL, Cell
 
 NUMBER = re.compile(
-    r'(<div class="math[^>]*id="equation-([\w-]+)">\s*<span class="eqno">\([\d.]+\))'
+    r'(<div class="math[^>]*id="equation-([\w-]+)">\s*<span class="eqno">\([\w.]+\))'
 )
 MARKS = {
     "checks": ("✓", "Checked"),
@@ -36,23 +37,24 @@ def fold(shown: nodes.container, cell: Cell) -> None:
     line = ""
     if cell.sentence and cell.module:
         lines = sum(bool(text.strip()) for text in rest.splitlines())
-        names = ", ".join(cell.definitions)
-        parts = [f"attnlib/{cell.module}.py", names, f"{lines} lines"]
-        line = f"{' · '.join(filter(None, parts))}: {cell.sentence}"
+        line = f"attnlib/{cell.module}.py · {lines} lines: {cell.sentence}"
     elif cell.sentence:
         line = f"{MARKS[cell.checks[0][0]][1]}: {', '.join(cell.labels)}: {cell.sentence}"
         shown["classes"].append("aside")
     elif shown.get("hide_mode") == "input" and first.startswith("# "):
         line = first.removeprefix("# ")
         shown["classes"].append("aside")
+    elif first == "# Setup" and rest.count("\n") > 10:
+        line = "Setup: what the cells below use"
+        shown["classes"].append("aside")
     if line:
         shown["hide_mode"], shown["prompt_show"], shown["prompt_hide"] = "input", line, line
 
 
-def in_ranges(numbers: set[tuple[int, ...]]) -> str:
+def in_ranges(numbers: set[tuple[Any, ...]]) -> str:
     """(10.6) to (10.8), (10.10): in their order, three or more in a row by their ends."""
-    rows: list[list[tuple[int, ...]]] = []
-    for number in sorted(numbers):
+    rows: list[list[tuple[Any, ...]]] = []
+    for number in sorted(numbers, key=lambda number: (isinstance(number[0], str), number)):
         if rows and (*rows[-1][-1][:-1], rows[-1][-1][-1] + 1) == number:
             rows[-1].append(number)
         else:
@@ -61,6 +63,17 @@ def in_ranges(numbers: set[tuple[int, ...]]) -> str:
     return ", ".join(
         f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(row) for row in shown
     )
+
+
+def letter_appendices(app: Sphinx, env: Any) -> list[str]:
+    """Figures and equations of an appendix count from 1, behind its letter."""
+    for page in env.toc_fignumbers:
+        letter, _, rest = page.partition("_")
+        if rest and letter.isupper():
+            for numbers in env.toc_fignumbers[page].values():
+                for place, anchor in enumerate(sorted(numbers, key=numbers.get), start=1):
+                    numbers[anchor] = (letter, place)
+    return []
 
 
 def name_equations(app: Sphinx, doctree: nodes.document, page: str) -> None:
@@ -122,6 +135,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the functions above."""
     app.add_config_value("marks", {}, "")
     app.connect("builder-inited", find_marks)
+    app.connect("env-get-updated", letter_appendices, priority=900)  # when all are counted
     app.connect("doctree-resolved", name_equations)
     app.connect("html-page-context", mark_equations, priority=905)
     return {"version": "1"}

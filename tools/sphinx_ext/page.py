@@ -7,6 +7,7 @@ Plots weigh a third of what they do in the notebooks.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -55,12 +56,26 @@ def tell(
     published = context["published"] = app.config.published
     toctree = context["toctree"]
     context["toctree"] = lambda **options: accessible(toctree(**options))
-    context["body"] = accessible(context.get("body", ""))
+    context["body"] = with_jumps(accessible(context.get("body", "")), context)
     context["description"] = description(doctree)
     if published:
         context["page_address"] = page_address(app, page)
         context["card_address"] = f"{published.site}_static/card.png"
         context["site_path"] = urlsplit(published.site).path
+
+
+def with_jumps(body: str, context: dict[str, Any]) -> str:
+    """The page, with its sections folded under the title, or the letters of a glossary."""
+    if terms := re.findall(r'<dt id="(term-(\w)[^"]*)"', body):
+        first = {letter.upper(): term for term, letter in reversed(terms)}
+        links = [f'<a href="#{first[letter]}">{letter}</a>' for letter in sorted(first)]
+        jumps = f'<nav class="letters" aria-label="Letters">{" ".join(links)}</nav>'
+    elif context.get("display_toc"):
+        jumps = f"<summary>On this page</summary>{context['toc']}"
+        jumps = f'<details class="page-jumps">{jumps}</details>'
+    else:
+        return body
+    return body.replace("</h1>", f"</h1>{jumps}", 1)
 
 
 def page_address(app: Sphinx, page: str) -> str:
@@ -87,6 +102,19 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         )
 
 
+def number_equations(app: Sphinx, error: Exception | None) -> None:
+    """Where each number of an equation stands, for the search."""
+    if error or app.builder.name != "html":
+        return
+    numbers = {
+        ".".join(map(str, number)): f"{page}.html#{anchor}"
+        for page, kinds in app.env.toc_fignumbers.items()
+        for anchor, number in kinds.get("displaymath", {}).items()
+    }
+    text = f"const EQUATIONS = {json.dumps(numbers, indent=0)};\n"
+    Path(app.outdir, "_static", "equations.js").write_text(text, encoding="utf-8")
+
+
 def lighten_plots(app: Sphinx, error: Exception | None) -> None:
     """Store the plots of the site with 256 colors, which for lines and type are plenty."""
     for path in [] if error else Path(app.outdir, "_images").glob("*.png"):
@@ -103,5 +131,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("published", lambda config: address(), "html")
     app.connect("html-page-context", tell, priority=910)
     app.connect("build-finished", finish, priority=910)
+    app.connect("build-finished", number_equations)
     app.connect("build-finished", lighten_plots)
     return {"version": "1"}
