@@ -76,7 +76,7 @@ def find_checks(chapters: list[Chapter], root: Path, faults: list[str]) -> Links
         section = chapter.title
         for cell in chapter.cells:
             if cell.cell_type == "markdown":
-                section = ([section] + HEADING.findall(cell.source))[-1]
+                section = ([section, *HEADING.findall(cell.source)])[-1]
                 continue
             for label in checked(cell.python, chapter.where(cell), faults):
                 text = section if home.get(label) is chapter else chapter.called
