@@ -46,6 +46,23 @@ def test_examples(as_shipped):
     assert not said, "".join(said)
 
 
+def test_examples_can_be_pasted():
+    """Into Python's own prompt, where an indented block ends with an empty line."""
+    for block in re.findall(r"```python\n(>>>.*?)```", TEXT, re.DOTALL):
+        lines = [*block.splitlines(), ""]
+        for line, after in zip(lines, lines[1:], strict=False):
+            if re.match(r"\.\.\. +\S", line) and not after.startswith("..."):
+                raise AssertionError(f"no empty line behind {line!r}")
+
+
+def test_examples_of_the_first_page():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:  # each by itself
+        exec(block, {})
+
+
 def test_requirements_are_those_of_the_package():
     told = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(told)["project"]
