@@ -1,6 +1,7 @@
 """The page for engineers says what is so: examples, requirements, the table of exports."""
 
 import doctest
+import itertools
 import re
 import tomllib
 from functools import partial
@@ -50,12 +51,12 @@ def test_examples_can_be_pasted():
     """Into Python's own prompt, where an indented block ends with an empty line."""
     for block in re.findall(r"```python\n(>>>.*?)```", TEXT, re.DOTALL):
         lines = [*block.splitlines(), ""]
-        for line, after in zip(lines, lines[1:], strict=False):
+        for line, after in itertools.pairwise(lines):
             if re.match(r"\.\.\. +\S", line) and not after.startswith("..."):
                 raise AssertionError(f"no empty line behind {line!r}")
 
 
-def test_examples_of_the_first_page():
+def test_examples_of_the_first_page(as_shipped):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 2
