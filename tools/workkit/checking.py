@@ -28,7 +28,7 @@ from workkit.workbook import Workbook, called, digest
 SECONDS = 180  # for one cell
 MEGABYTES = 12_000
 UNWRITTEN = re.compile(r"NotImplementedError: ([\w.]+): this is yours to write")
-SOME = ("safetensors", "tokenizers", "transformers")
+SOME = ("safetensors", "tokenizers", "transformers", "gguf")
 GET = "python -m pip install -r requirements.txt"
 FORK = "a system that can copy a process"
 
