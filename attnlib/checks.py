@@ -771,6 +771,15 @@ def refuse_bad_append(
         raise ValueError(f"key: expected {wanted}, got {key.shape[-2]}")
 
 
+def joint_capacity(cache: Sequence[CacheLike]) -> int:
+    """The most tokens that each of these can hold if all do; some may share their memory.
+
+    Source: chapter 19; the contract, appendix A.
+    """
+    beside = [getattr(c, "capacity_beside", None) for c in cache]
+    return min(b(cache) if b else c.capacity for b, c in zip(beside, cache, strict=True))
+
+
 def require_caches(
     cache: Sequence[CacheLike], blocks: int, ids: Tensor, context_length: int
 ) -> int:
@@ -798,7 +807,7 @@ def require_caches(
     lengths = [len(c) for c in cache]
     if len(set(lengths)) > 1:
         raise ValueError(f"cache: expected the same tokens in each, got lengths {lengths}")
-    most = min(context_length, *(c.capacity for c in cache))
+    most = min(context_length, joint_capacity(cache))
     if lengths[0] + ids.shape[-1] > most:
         raise ValueError(
             f"ids: expected at most {most - lengths[0]} tokens after the {lengths[0]} in "
@@ -827,7 +836,7 @@ def require_room(
     if held >= ids.shape[-1]:
         wanted = f"more than the {held} tokens in the cache, which begin it"
         raise ValueError(f"ids: expected {wanted}, got shape {tuple(ids.shape)}")
-    most = min(context_length, *(c.capacity for c in cache))
+    most = min(context_length, joint_capacity(cache))
     if read > most:
         raise ValueError(
             f"length: expected at most {most + 1 - ids.shape[-1]} with a cache, as the "

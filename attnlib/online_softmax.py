@@ -115,6 +115,23 @@ def block_state(
     return SoftmaxState(maximum, total, weights @ value / nonzero(total)[..., None])
 
 
+def refuse_unlike(a: SoftmaxState, b: SoftmaxState) -> None:
+    """Refuses two states of which some part has another shape than the outputs ask for.
+
+    Raises:
+        ValueError: the shapes of the two states do not fit.
+
+    Source: chapter 13.
+    """
+    for name, state in (("a", a), ("b", b)):
+        rows = a.output.shape[:-1]
+        expected = [tuple(shape) for shape in (rows, rows, a.output.shape)]
+        got = [tuple(part.shape) for part in state]
+        if got != expected:
+            shapes = ", got ".join("{}, {} and {}".format(*s) for s in (expected, got))
+            raise ValueError(f"{name}: expected shapes {shapes}")
+
+
 def merge_states(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     """The state of the keys of two states together.
 
@@ -132,13 +149,7 @@ def merge_states(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
 
     Source: chapter 13, eq-online-max, eq-online-sum, eq-online-output; Dao et al. (2022).
     """
-    for name, state in (("a", a), ("b", b)):
-        rows = a.output.shape[:-1]
-        expected = [tuple(shape) for shape in (rows, rows, a.output.shape)]
-        got = [tuple(part.shape) for part in state]
-        if got != expected:
-            shapes = ", got ".join("{}, {} and {}".format(*s) for s in (expected, got))
-            raise ValueError(f"{name}: expected shapes {shapes}")
+    refuse_unlike(a, b)
     maximum = torch.maximum(a.maximum, b.maximum).detach()
     shift = finite(maximum)
     total_a = a.total * torch.exp(a.maximum - shift)

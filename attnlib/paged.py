@@ -34,12 +34,15 @@ class PageTable(NamedTuple):
     Args:
         pages: the pages of each sequence, (B, most), filled up with 0.
         lengths: the tokens of each, (B,).
+        held: from `PagedCache.table`: each sequence, its tokens and its pages. A cache that
+            has other ones refuses the table; one that was made by hand has none.
 
     Source: chapter 19, eq-page-place.
     """
 
     pages: Int[Tensor, "batch most"]
     lengths: Int[Tensor, " batch"]
+    held: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
 
 def places(
@@ -51,21 +54,6 @@ def places(
     """
     tokens = tokens.expand(len(pages), tokens.shape[-1])
     return pages.gather(1, tokens // page_size) * page_size + tokens % page_size
-
-
-def page_memory(
-    like: Float[Tensor, "*heads new d"], shape: tuple[int, int], old: Tensor | None
-) -> Float[Tensor, "pages size *heads d"]:
-    """Memory for pages of such tokens: what was there before, if it fits.
-
-    Source: chapter 19, eq-page-place.
-    """
-    shape = (*shape, *like.shape[:-2], like.shape[-1])
-    kind = (shape, like.dtype, like.device)
-    if old is not None and (old.shape, old.dtype, old.device) == kind:
-        return old
-    with torch.inference_mode(False):  # or it could be written in that mode only
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 class PagedCache:
@@ -105,20 +93,23 @@ class PagedCache:
         self.unused = list(reversed(range(pages)))
         self.opened = 0
 
-    def __repr__(self) -> str:
-        made = f"PagedCache(pages={self.pages}, page_size={self.page_size})"
-        return f"{made}, {len(self.tables)} sequences, {len(self.unused)} pages unused"
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that its memory takes, full or not; 0 before the first `append`."""
-        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
-
     def open(self) -> int:
         """The number of a new sequence, which has no tokens yet."""
         sequence, self.opened = self.opened, self.opened + 1
         self.tables[sequence], self.lengths[sequence] = [], 0
         return sequence
+
+    def take(self) -> int:
+        """A page that was in no table, for one."""
+        page = self.unused.pop()
+        self.owners[page] = 1
+        return page
+
+    def release(self, page: int) -> None:
+        """Takes a page out of one table; out of the last one, it is unused."""
+        self.owners[page] -= 1
+        if not self.owners[page]:
+            self.unused.append(page)
 
     def fork(self, sequence: int) -> int:
         """The number of a new sequence with the tokens of another, on the same pages.
@@ -157,23 +148,31 @@ class PagedCache:
             self.release(page)
         self.tables[sequence], self.lengths[sequence] = table[:kept], length
 
-    def append(
-        self,
-        sequences: int | Sequence[int],
-        key: Float[Tensor, "*batch new d_k"],
-        value: Float[Tensor, "*batch new d_v"],
-    ) -> None:
-        """Adds the keys and values of N new tokens to each of these sequences.
-
-        Args:
-            sequences: B of them, or one.
-            key: shape (B, ..., N, d_k), usually (B, heads, N, d_k); without B for one.
-            value: shape (B, ..., N, d_v), likewise.
+    def table(self, sequences: int | Sequence[int]) -> PageTable:
+        """Where the tokens of these sequences lie, on the device of the cache.
 
         Raises:
-            TypeError: not floating point, or not the dtype of the cache.
-            ValueError: a sequence that is not open; another batch, number of heads, width
-                or device; a gradient; or no page is free. Nothing is then written.
+            TypeError, ValueError: a sequence is not open.
+        """
+        handles = require_open("sequences", sequences, self.tables)
+        device = None if self.keys is None else self.keys.device
+        most = max(len(self.tables[s]) for s in handles)
+        rows = [self.tables[s] + [0] * (most - len(self.tables[s])) for s in handles]
+        pages = torch.tensor(rows, device=device, dtype=torch.int64)
+        lengths = torch.tensor([self.lengths[s] for s in handles], device=device)
+        return PageTable(pages.reshape(len(handles), most), lengths, self.held(handles))
+
+    def held(self, handles: Sequence[int]) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+        """Of each of these sequences: its number, how many tokens it has, its pages."""
+        return tuple((s, self.lengths[s], tuple(self.tables[s])) for s in handles)
+
+    def fitting(
+        self, sequences: int | Sequence[int], key: Tensor, value: Tensor
+    ) -> tuple[list[int], Tensor, Tensor]:
+        """What `append` takes, with a batch, if there is room for it; memory for it, too.
+
+        Raises:
+            TypeError, ValueError: see `append`.
         """
         handles = require_open("sequences", sequences, self.tables)
         batch = () if isinstance(sequences, int) else (len(handles),)
@@ -191,14 +190,7 @@ class PagedCache:
             shape = (self.pages, self.page_size)
             self.keys = page_memory(key[0], shape, self.keys)
             self.values = page_memory(value[0], shape, self.values)
-        old = self.table(handles).lengths
-        for sequence in handles:
-            self.grow(sequence, new)
-        tokens = old[:, None] + torch.arange(new, device=key.device)
-        if new:
-            place = places(self.table(handles).pages, tokens, self.page_size)
-            self.keys.flatten(0, 1)[place] = key.movedim(-2, 1)  # (B, N, ..., d)
-            self.values.flatten(0, 1)[place] = value.movedim(-2, 1)
+        return handles, key, value
 
     def room(self, sequences: int | Sequence[int]) -> int:
         """How many tokens each of these sequences can get, all of them equally many.
@@ -220,6 +212,19 @@ class PagedCache:
         writers = Counter(self.tables[s][-1] for s in partial)
         return pages + sum(min(n, self.owners[page] - 1) for page, n in writers.items())
 
+    def view(self, sequences: int | Sequence[int]) -> "PagedSequences":
+        """These sequences as a cache that attention and a model take; see there."""
+        return PagedSequences(self, sequences)
+
+    def __repr__(self) -> str:
+        made = f"PagedCache(pages={self.pages}, page_size={self.page_size})"
+        return f"{made}, {len(self.tables)} sequences, {len(self.unused)} pages unused"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its memory takes, full or not; 0 before the first `append`."""
+        return sum(x.nbytes for x in (self.keys, self.values) if x is not None)
+
     def grow(self, sequence: int, new: int) -> None:
         """Makes the places of so many tokens more, which no other sequence has."""
         table, length = self.tables[sequence], self.lengths[sequence]
@@ -232,35 +237,48 @@ class PagedCache:
             table.append(self.take())
         self.lengths[sequence] = length + new
 
-    def take(self) -> int:
-        """A page that was in no table, for one."""
-        page = self.unused.pop()
-        self.owners[page] = 1
-        return page
+    def append(
+        self,
+        sequences: int | Sequence[int],
+        key: Float[Tensor, "*batch new d_k"],
+        value: Float[Tensor, "*batch new d_v"],
+    ) -> None:
+        """Adds the keys and values of N new tokens to each of these sequences.
 
-    def release(self, page: int) -> None:
-        """Takes a page out of one table; out of the last one, it is unused."""
-        self.owners[page] -= 1
-        if not self.owners[page]:
-            self.unused.append(page)
-
-    def table(self, sequences: int | Sequence[int]) -> PageTable:
-        """Where the tokens of these sequences lie, on the device of the cache.
+        Args:
+            sequences: B of them, or one.
+            key: shape (B, ..., N, d_k), usually (B, heads, N, d_k); without B for one.
+            value: shape (B, ..., N, d_v), likewise.
 
         Raises:
-            TypeError, ValueError: a sequence is not open.
+            TypeError: not floating point, or not the dtype of the cache.
+            ValueError: a sequence that is not open; another batch, number of heads, width
+                or device; a gradient; or no page is free. Nothing is then written.
         """
-        handles = require_open("sequences", sequences, self.tables)
-        device = None if self.keys is None else self.keys.device
-        most = max(len(self.tables[s]) for s in handles)
-        rows = [self.tables[s] + [0] * (most - len(self.tables[s])) for s in handles]
-        pages = torch.tensor(rows, device=device, dtype=torch.int64)
-        lengths = torch.tensor([self.lengths[s] for s in handles], device=device)
-        return PageTable(pages.reshape(len(handles), most), lengths)
+        handles, key, value = self.fitting(sequences, key, value)
+        new, old = key.shape[-2], self.table(handles).lengths
+        for sequence in handles:
+            self.grow(sequence, new)
+        tokens = old[:, None] + torch.arange(new, device=key.device)
+        if new:
+            place = places(self.table(handles).pages, tokens, self.page_size)
+            self.keys.flatten(0, 1)[place] = key.movedim(-2, 1)  # (B, N, ..., d)
+            self.values.flatten(0, 1)[place] = value.movedim(-2, 1)
 
-    def view(self, sequences: int | Sequence[int]) -> "PagedSequences":
-        """These sequences as a cache that attention and a model take; see there."""
-        return PagedSequences(self, sequences)
+
+def page_memory(
+    like: Float[Tensor, "*heads new d"], shape: tuple[int, int], old: Tensor | None
+) -> Float[Tensor, "pages size *heads d"]:
+    """Memory for pages of such tokens: what was there before, if it fits.
+
+    Source: chapter 19, eq-page-place.
+    """
+    shape = (*shape, *like.shape[:-2], like.shape[-1])
+    kind = (shape, like.dtype, like.device)
+    if old is not None and (old.shape, old.dtype, old.device) == kind:
+        return old
+    with torch.inference_mode(False):  # or it could be written in that mode only
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def table_of(
@@ -280,12 +298,41 @@ def table_of(
         raise ValueError("cache: expected keys to look at, got one that never had any")
     if isinstance(sequences, PageTable):
         shape = (cache.pages, cache.page_size)
-        refuse_bad_table(*sequences, *shape, cache.keys.device)
-        table = sequences
+        refuse_bad_table(*sequences[:2], *shape, cache.keys.device)
+        table, now = sequences, [s for s, *_ in sequences.held if s in cache.tables]
+        if table.held != cache.held(now):
+            wanted = "a table of what the cache holds now"
+            raise ValueError(f"sequences: expected {wanted}, got an older one or another's")
     else:
         table = cache.table(sequences)
     refuse_bad_reader(query, cache.keys, len(table.lengths), enable_gqa)
     return table
+
+
+def rows_of(
+    query: Tensor, table: PageTable, heads: tuple[int, ...], causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The queries of the heads that share keys as rows of one, and the last key of each.
+
+    Args:
+        query: shape (B, ..., N, d_k).
+        table: of B sequences.
+        heads: those of the keys.
+        causal: query i sees the keys up to i + M_b - N only.
+
+    Returns:
+        Rows (B, *heads, rows, d_k), and (B, ..., rows, 1).
+
+    Source: chapter 19; chapter 18, eq-grouped-heads.
+    """
+    shape, queries = query.shape, query.shape[-2]
+    group = math.prod(shape[1:-2]) // max(1, math.prod(heads))
+    last = table.lengths[:, None] - 1
+    if causal:
+        last = last + torch.arange(1 - queries, 1, device=query.device)
+    last = last.expand(-1, queries).repeat(1, group)
+    last = last.view(shape[0], *[1] * len(heads), group * queries, 1)
+    return query.reshape(shape[0], *heads, group * queries, shape[-1]), last
 
 
 def gather(
@@ -297,7 +344,7 @@ def gather(
 
     Source: chapter 19, eq-page-place.
     """
-    pages, lengths = table
+    pages, lengths, _ = table
     absent = (tokens < 0) | (tokens >= lengths[:, None])
     if not pages.shape[1]:
         pages = pages.new_zeros(len(pages), 1)
@@ -339,36 +386,29 @@ def paged_attention(
     Raises:
         TypeError: a wrong dtype; sequences or a table that are no whole numbers.
         ValueError: a sequence that is not open, or twice; a table that points outside of
-            the pages; another batch, number of heads, width or device; an empty cache.
+            the pages, or is an older one; another batch, number of heads, width or
+            device; an empty cache.
 
     Source: chapter 19, eq-page-place, eq-fixed-split; Kwon et al. (2023).
     """
     table = table_of(cache, sequences, query, enable_gqa)
     query, scale = positive_scale(query, require_scale(scale))
-    shape, heads = query.shape, cache.keys.shape[2:-1]
-    queries, d_v, device = shape[-2], cache.values.shape[-1], query.device
-    group = math.prod(shape[1:-2]) // max(1, math.prod(heads))
-    query = query.reshape(shape[0], *heads, group * queries, shape[-1])  # they are rows
-    last = table.lengths[:, None] - 1  # the last key that each query sees
-    if causal:
-        last = last + torch.arange(1 - queries, 1, device=device)
-    last = last.expand(-1, queries).repeat(1, group)
-    last = last.view(shape[0], *[1] * len(heads), group * queries, 1)  # (B, ..., rows, 1)
+    rows, last = rows_of(query, table, cache.keys.shape[2:-1], causal)
 
     def read(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         kept = (gather(memory, table, tokens) for memory in (cache.keys, cache.values))
         return *kept, tokens <= last
 
-    most = int(table.lengths.max())
+    most, d_v = int(table.lengths.max()), cache.values.shape[-1]
     if split_size is None:
-        read_all = read(torch.arange(most, device=device))
-        output = attend_fused(query, *read_all, causal=False, scale=scale)
+        read_all = read(torch.arange(most, device=query.device))
+        output = attend_fused(rows, *read_all, causal=False, scale=scale)
     else:
         shares = range(0, most, require_count("split_size", split_size))
-        tokens = torch.arange(split_size, device=device)
+        tokens = torch.arange(split_size, device=query.device)
         splits = (read(start + tokens) for start in shares)
-        output = merge_splits(query, d_v, splits, scale).output.to(query.dtype)
-    return output.reshape(*shape[:-1], d_v)
+        output = merge_splits(rows, d_v, splits, scale).output.to(query.dtype)
+    return output.reshape(*query.shape[:-1], d_v)
 
 
 class PagedSequences:
@@ -402,7 +442,13 @@ class PagedSequences:
 
     @property
     def capacity(self) -> int:
-        return len(self) + self.cache.room(self.handles)
+        return self.capacity_beside([self])
+
+    def capacity_beside(self, caches: Sequence[object]) -> int:
+        """The capacity if all of these caches grow, some of them in the same pages."""
+        views = [c for c in caches if isinstance(c, PagedSequences)]
+        handles = [s for c in views if c.cache is self.cache for s in c.handles]
+        return len(self) + self.cache.room(handles)
 
     @property
     def padding(self) -> Int[Tensor, " batch"]:

@@ -18,7 +18,7 @@ from attnlib.checks import (
     require_count,
     require_scale,
 )
-from attnlib.masks import Mask, apply_mask, causal_mask
+from attnlib.masks import Mask, apply_mask, both_masks, causal_mask
 from attnlib.online_softmax import SoftmaxState, finite, merge_states, nonzero, row_maximum
 
 
@@ -133,16 +133,10 @@ def split_attention(
     require_count("split_size", split_size)
     query, scale = positive_scale(query, require_scale(scale))
     (queries, _), (keys, d_v) = query.shape[-2:], value.shape[-2:]
-    if mask is None:
-        mask = torch.ones(1, 1, dtype=torch.bool, device=query.device)
-    mask = mask.expand(
-        *mask.shape[:-2], *torch.broadcast_shapes(mask.shape[-2:], (1, keys))
-    )
+    past = query.new_ones(1, keys, dtype=torch.bool)  # a column for each key
     if causal:
-        past, forbidden = causal_mask(queries, keys, query.device), -torch.inf
-        mask = (
-            mask & past if mask.dtype == torch.bool else mask.masked_fill(~past, forbidden)
-        )
+        past = causal_mask(queries, keys, query.device)
+    mask = both_masks(mask, past)
     spare = -keys % split_size
     key, value = (F.pad(x, (0, 0, 0, spare)) for x in (key, value))
     mask = F.pad(mask, (0, spare), value=0 if mask.dtype == torch.bool else -torch.inf)

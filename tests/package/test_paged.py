@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from attnlib import (
+    LanguageModel,
     PagedCache,
     PageTable,
     padding_mask,
@@ -504,3 +505,60 @@ NUMBERS = {
     ),
 }
 test_numbers = each_refused(TypeError, NUMBERS)
+
+
+@pytest.mark.parametrize("again", ["freed", "shorter", "longer", "forked", "another's"])
+def test_a_table_is_refused_when_it_is_no_longer_true(again):
+    """Or it would read the next conversation, which has taken the pages."""
+    (cache, _), other = filled(), filled()[0]
+    kept = cache.table([0, 1])
+    query = normal(2, 2, 1, 8)
+    assert torch.equal(
+        paged_attention(query, other, kept), paged_attention(query, cache, [0, 1])
+    )
+    if again == "freed":
+        cache.free(0)
+        cache.append(cache.open(), *(x[0] for x in key_value(tokens=5)))
+    elif again == "shorter":
+        cache.truncate(0, 4)
+    elif again == "longer":
+        cache.append(0, *(x[0] for x in key_value()))
+    elif again == "forked":
+        cache.append(cache.fork(0), *(x[0] for x in key_value()))  # which copies its page
+        paged_attention(query, cache, kept)  # the older of the two has kept its own
+        cache.append(0, *(x[0] for x in key_value()))
+    else:
+        cache.truncate(0, 0)
+        cache.truncate(1, 0)
+        cache.append([1, 0], *key_value(2, tokens=5))
+        cache.append(1, *(x[0] for x in key_value(tokens=4)))
+    with refuses("sequences: expected a table of what the cache holds now…", ValueError):
+        paged_attention(query, cache, kept)
+
+
+@pytest.mark.parametrize("prompt", [3, 1])
+def test_layers_in_one_pool_have_room_for_all_or_none(prompt):
+    """Views of one cache count its pages together, and no layer is written alone."""
+    model = LanguageModel(7, 64, embed_dim=8, num_heads=2, num_layers=3).eval()
+    pool = PagedCache(pages=7, page_size=2)  # two for each layer, and one
+    views = [pool.view(pool.open()) for _ in model.blocks]
+    with torch.no_grad():
+        model(torch.zeros(prompt, dtype=torch.int64), cache=views)
+        with refuses("ids: expected at most …", ValueError):
+            model(torch.zeros(5 - prompt, dtype=torch.int64), cache=views)
+        assert [len(view) for view in views] == [prompt] * 3
+        model(torch.zeros(4 - prompt, dtype=torch.int64), cache=views)
+        with refuses("ids: expected at most 0 tokens…", ValueError):
+            model(torch.zeros(1, dtype=torch.int64), cache=views)
+        with refuses("length: expected at most …", ValueError):
+            model.generate(torch.zeros(5, dtype=torch.int64), 3, cache=views)
+    assert [len(view) for view in views] == [4] * 3
+
+
+def test_one_sequence_is_not_two_layers():
+    model = LanguageModel(7, 64, embed_dim=8, num_heads=2, num_layers=2).eval()
+    pool = PagedCache(pages=7, page_size=2)
+    views = [pool.view(pool.open())] * 2
+    with refuses("sequences: expected at least one, each once…", ValueError):
+        model(torch.zeros(1, dtype=torch.int64), cache=views)
+    assert not len(views[0])

@@ -109,26 +109,17 @@ class PagedCache:
 
 # paged.paged_attention
 def paged_attention(query, cache, sequences, *, causal=True, scale=None, split_size=None):
-    if causal:
-        ends = [n - queries + torch.arange(queries) for n in table.lengths.tolist()]
-        last = torch.stack(ends).to(device)
-    else:
-        last = (table.lengths - 1).unsqueeze(1)
-    last = last.expand(-1, queries).repeat(1, group)
-    last = last.reshape(len(last), *[1] * len(heads), group * queries, 1)
-
     def read(tokens):
         key = gather(cache.keys, table, tokens)
         value = gather(cache.values, table, tokens)
         return key, value, ~(tokens > last)
 
-    everything = torch.arange(int(table.lengths.max()), device=device)
+    everything = torch.arange(most, device=query.device)
     if split_size is None:
-        output = attend_fused(query, *read(everything), causal=False, scale=scale)
+        output = attend_fused(rows, *read(everything), causal=False, scale=scale)
     else:
-        most = len(everything)
         starts = range(0, most, require_count("split_size", split_size))
-        one = torch.arange(split_size, device=device)
+        one = torch.arange(split_size, device=query.device)
         splits = (read(start + one) for start in starts)
-        output = merge_splits(query, d_v, splits, scale).output.to(query.dtype)
-    return output.reshape(*shape[:-1], d_v)
+        output = merge_splits(rows, d_v, splits, scale).output.to(query.dtype)
+    return output.reshape(*query.shape[:-1], d_v)
