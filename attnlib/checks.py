@@ -771,6 +771,37 @@ def refuse_bad_append(
         raise ValueError(f"key: expected {wanted}, got {key.shape[-2]}")
 
 
+def memory_of(cache: CacheLike) -> list[Any]:
+    """What a cache writes to: itself, or sequences of a pool that others may share.
+
+    Source: chapter 17; the contract, appendix A.
+    """
+    pool = getattr(cache, "cache", None)
+    if pool is None:
+        return [id(cache)]
+    return [(id(pool), sequence) for sequence in cache.handles]
+
+
+def refuse_hidden_padding(cache: CacheLike, name: str, given: Any) -> None:
+    """Refuses sequences of different length in a cache where nobody says how they differ.
+
+    Args:
+        cache: a view of pages knows its `padding`.
+        name, given: what says it, positions or a mask; or `None`, which is refused.
+
+    Raises:
+        ValueError: sequences differ in length, and `given` is `None`.
+
+    Source: chapter 19; the contract, appendix A.
+    """
+    padding = getattr(cache, "padding", None)
+    if given is None and padding is not None and bool((padding != 0).any()):
+        raise ValueError(
+            f"{name}: expected to be told of the padding {padding.tolist()} in front of "
+            "sequences of different length, got None"
+        )
+
+
 def joint_capacity(cache: Sequence[CacheLike]) -> int:
     """The most tokens that each of these can hold if all do; some may share their memory.
 
@@ -804,6 +835,12 @@ def require_caches(
         raise TypeError(f"cache: expected a list of caches, one a block, got {cache!r}")
     if len(cache) != blocks:
         raise ValueError(f"cache: expected {blocks}, one for each block, got {len(cache)}")
+    owned = [place for c in cache for place in memory_of(c)]
+    if len(set(owned)) < len(owned):
+        raise ValueError(
+            "cache: expected one of its own for each block, got one that several share, "
+            "as in [KVCache(n)] * blocks"
+        )
     lengths = [len(c) for c in cache]
     if len(set(lengths)) > 1:
         raise ValueError(f"cache: expected the same tokens in each, got lengths {lengths}")

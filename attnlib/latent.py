@@ -5,13 +5,15 @@ Derived in chapter 18, "Fewer keys" (book/18_fewer_keys.ipynb).
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnlib.checks import (
     CacheLike,
     refuse_ambiguous_mask,
+    refuse_bad_positions,
     refuse_bad_tokens,
+    refuse_hidden_padding,
     require_sizes,
     require_window_kept,
 )
@@ -56,7 +58,7 @@ def absorbed_heads(
     up_k: Float[Tensor, "d_latent embed_dim"],
     up_v: Float[Tensor, "d_latent embed_dim"],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same scores with what is kept as the keys, and as the values, of all heads.
+    """The same scores with what is kept as the one key, and value, that all heads share.
 
     What comes out of attention is still to be multiplied by each head's block of up_v.
 
@@ -65,8 +67,7 @@ def absorbed_heads(
     heads, d_r = query.shape[-3], r.shape[-1]
     q, q_r = query[..., :-d_r], query[..., -d_r:]
     q = torch.einsum("...hnd,chd->...hnc", q, blocks_of(up_k, heads))
-    shared = [torch.cat([c, r], dim=-1), c]
-    k, v = (x.unsqueeze(-3).expand(*q.shape[:-2], *x.shape[-2:]) for x in shared)
+    k, v = torch.cat([c, r], dim=-1).unsqueeze(-3), c.unsqueeze(-3)  # one for all heads
     return torch.cat([q, q_r], dim=-1), k, v
 
 
@@ -131,6 +132,7 @@ class LatentAttention(nn.Module):
         mask: Mask | None = None,
         cache: CacheLike | None = None,
         absorb: bool | None = None,
+        positions: Int[Tensor, "..."] | int | None = None,
     ) -> Float[Tensor, "*batch tokens embed_dim"]:
         """Attends from N tokens to themselves and the tokens before them.
 
@@ -141,7 +143,10 @@ class LatentAttention(nn.Module):
             cache: a `KVCache` with what is kept of the tokens before these, in place of
                 keys (..., M, d_latent) and of values (..., M, d_rotary); it gets theirs.
             absorb: whether to attend to what is kept itself, without making keys and values
-                of it; `None` chooses what takes fewer FLOPs, if there are many keys.
+                of it; `None` chooses what takes fewer FLOPs.
+            positions: where the tokens stand, integers (N,) or (batch, N), or the first of
+                N in a row; `None` means behind those in the cache. Sequences of different
+                length need theirs, and a mask that hides what stands in front of them.
 
         Raises:
             TypeError: a tensor of the wrong or a mixed dtype.
@@ -152,15 +157,22 @@ class LatentAttention(nn.Module):
         refuse_ambiguous_mask(mask, x)
         if cache is not None:
             require_window_kept(self.attention, cache)
-        start = 0 if cache is None else len(cache)
+            refuse_hidden_padding(cache, "positions", positions)
+            refuse_hidden_padding(cache, "mask", mask)
+        if positions is None:
+            positions = 0 if cache is None else len(cache)
+        refuse_bad_positions(positions, x)
+        each = positions  # of each head
+        if isinstance(positions, Tensor) and positions.dim() > 1:
+            each = positions.unsqueeze(-2)
         q = split_heads(self.q_proj(x), self.num_heads)
-        q_r = self.rotary(split_heads(self.q_rotary_proj(x), self.num_heads), start)
-        c, r = self.down_proj(x), self.rotary(self.k_rotary_proj(x), start)
+        q_r = self.rotary(split_heads(self.q_rotary_proj(x), self.num_heads), each)
+        c, r = self.down_proj(x), self.rotary(self.k_rotary_proj(x), positions)
         if cache is not None:
             c, r = cache.append(c, r)
         if absorb is None:
-            d_k = q.shape[-1]
-            absorb = x.shape[-2] * (self.d_latent - d_k) < self.d_latent * d_k
+            widths = 1 / q.shape[-1] - 1 / self.d_latent
+            absorb = 1 / x.shape[-2] - 1 / c.shape[-2] > widths
         up_k, up_v = self.k_up_proj.W, self.v_up_proj.W
         make = absorbed_heads if absorb else plain_heads
         q, k, v = make(torch.cat([q, q_r], dim=-1), c, r, up_k, up_v)

@@ -20,6 +20,7 @@ from attnlib.checks import (
     explain_tokens,
     refuse_ambiguous_mask,
     refuse_bad_positions,
+    refuse_hidden_padding,
     refuse_other_module,
     require_count,
     require_kv_heads,
@@ -371,6 +372,7 @@ def place_heads(
         q, k = turn_heads(layer.rotary, q, k, positions, own_keys, held)
     if cache is not None:
         require_window_kept(layer.attention, cache)
+        refuse_hidden_padding(cache, "mask", mask)
         k, v = cache.append(k, v)
         if mask is not None and k.shape[-2] < len(cache) == mask.shape[-1]:
             mask = mask[..., len(cache) - k.shape[-2] :]  # the others are forgotten

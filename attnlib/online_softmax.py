@@ -233,13 +233,23 @@ def add_sink(
     Args:
         output: shape (..., N, d_v), of attention without a sink, such as `flash_attention`.
         lse: its log-sum-exp (..., N); -inf where a query may attend to nothing.
-        sink: the score, broadcasting to lse: (heads, 1) has one for each head. It gets a
-            gradient if it needs one; -inf is no sink.
+        sink: the score, one for all, or (heads, 1) with one for each head; the same for
+            all queries. It gets a gradient if it needs one; -inf is no sink.
 
     Returns:
-        Output and log-sum-exp with the sink.
+        Output and log-sum-exp with the sink, of the dtypes that they had.
+
+    Raises:
+        ValueError: another shape of sink.
 
     Source: chapter 18, eq-sink.
     """
+    each = (*lse.shape[:-1], 1)  # the same for all queries
+    if sink.dim() > lse.dim() or torch.broadcast_shapes(sink.shape, each) != each:
+        raise ValueError(
+            f"sink: expected one number, or (heads, 1), for lse {tuple(lse.shape)}, "
+            f"got shape {tuple(sink.shape)}"
+        )
     nothing = torch.zeros_like(output), sink.to(lse.dtype).expand(lse.shape)
-    return merge_outputs((output, lse), nothing)
+    merged, total = merge_outputs((output, lse), nothing)
+    return merged.to(output.dtype), total

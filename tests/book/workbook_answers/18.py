@@ -43,29 +43,35 @@ def absorbed_heads(query, c, r, up_k, up_v):
     h, d_q = query.shape[-3], query.shape[-1] - r.shape[-1]
     still, turned = query.split([d_q, r.shape[-1]], dim=-1)
     matrices = up_k.T.unflatten(0, (h, d_q))
-    values = torch.stack([c] * h, dim=-3)
-    keys = torch.cat([values, torch.stack([r] * h, dim=-3)], dim=-1)
-    return torch.cat([still @ matrices, turned], dim=-1), keys, values
+    keys = torch.cat([c, r], dim=-1)
+    return (
+        torch.cat([still @ matrices, turned], dim=-1),
+        keys[..., None, :, :],
+        c[..., None, :, :],
+    )
 
 
 # latent.LatentAttention
 class LatentAttention:
-    def forward(self, x, mask=None, cache=None, absorb=None):
+    def forward(self, x, mask=None, cache=None, absorb=None, positions=None):
         h, d_k = self.num_heads, self.embed_dim // self.num_heads
-        at = len(cache) if cache is not None else 0
+        at = positions
+        if at is None:
+            at = len(cache) if cache is not None else 0
+        each = at if isinstance(at, int) or at.dim() < 2 else at[:, None]
         still = self.q_proj(x).unflatten(-1, (h, d_k)).transpose(-3, -2)
         turned = self.q_rotary_proj(x).unflatten(-1, (h, -1)).transpose(-3, -2)
-        query = torch.cat([still, self.rotary(turned, at)], dim=-1)
+        query = torch.cat([still, self.rotary(turned, each)], dim=-1)
         kept = self.down_proj(x), self.rotary(self.k_rotary_proj(x), at)
         if cache is not None:
             kept = cache.append(*kept)
         if absorb is None:
-            plain = self.d_latent * d_k + x.shape[-2] * d_k
-            absorb = x.shape[-2] * self.d_latent < plain
+            n, m = x.shape[-2], kept[0].shape[-2]
+            absorb = (m - n) * d_k * self.d_latent > n * m * (self.d_latent - d_k)
         matrices = self.k_up_proj.W, self.v_up_proj.W
         if absorb:
             heads = absorbed_heads(query, *kept, *matrices)
-            mixed, _ = self.attention(*heads, mask, need_weights=False)
+            mixed, _ = self.attention(*heads, mask, need_weights=False, enable_gqa=True)
             mixed = mixed @ matrices[1].unflatten(-1, (h, d_k)).transpose(0, 1)
         else:
             heads = plain_heads(query, *kept, *matrices)
