@@ -35,10 +35,7 @@ def sample(
 
     Source: chapter 9, eq-temperature.
     """
-    logits = require_logits(logits)  # float32 at least
-    temperature = require_temperature(temperature, logits.dtype)
-    if top_k is not None:
-        require_sizes(top_k=top_k)
+    logits, temperature = require_drawable(logits, temperature, top_k)
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
@@ -50,14 +47,13 @@ def sample(
     return torch.multinomial(probabilities, 1, generator=generator)
 
 
-def require_logits(
-    logits: Float[Tensor, "*batch vocab_size"],
-) -> Float[Tensor, "*batch vocab_size"]:
-    """Returns logits from which a token can be drawn, in float32 at least.
+def require_drawable(
+    logits: Float[Tensor, "*batch vocab_size"], temperature: float, top_k: int | None
+) -> tuple[Float[Tensor, "*batch vocab_size"], float]:
+    """Returns logits in float32 at least, and a temperature by which they can be divided.
 
     Raises:
-        TypeError: no floating-point tensor.
-        ValueError: another shape, NaN or inf, or a row of which nothing can be drawn.
+        TypeError, ValueError: see `sample`.
 
     Source: chapter 9.
     """
@@ -69,26 +65,18 @@ def require_logits(
             "logits: expected (vocab_size,) or (batch, vocab_size), got shape "
             f"{tuple(logits.shape)}"
         )
-    if not logits.amax(dim=-1).isfinite().all():  # NaN wins, and inf; -inf if all are
-        raise ValueError(
-            "logits: expected finite numbers, or -inf for a token that must not be drawn, "
-            "and one at least that may be in each row; got NaN, inf or a row of -inf"
-        )
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def require_temperature(temperature: float, dtype: torch.dtype) -> float:
-    """Returns the temperature, as a number by which this dtype can divide.
-
-    Raises:
-        TypeError: no number.
-        ValueError: below 0, or NaN.
-
-    Source: chapter 9.
-    """
     if not isinstance(temperature, Real) or isinstance(temperature, bool):
         raise TypeError(f"temperature: expected a number, got {temperature!r}")
     if not temperature >= 0:
         raise ValueError(f"temperature: expected at least 0, got {temperature}")
-    limits = torch.finfo(dtype)
-    return float(temperature and min(max(temperature, limits.tiny), limits.max))
+    if top_k is not None:
+        require_sizes(top_k=top_k)
+    if not logits.amax(dim=-1).isfinite().all():  # NaN wins, then inf; -inf if all are
+        raise ValueError(
+            "logits: expected finite numbers, or -inf for a token that must not be drawn, "
+            "and one at least that may be in each row; got NaN, inf or a row of -inf"
+        )
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    limits = torch.finfo(logits.dtype)
+    divisor = min(max(temperature, limits.tiny), limits.max) if temperature else 0.0
+    return logits, float(divisor)
