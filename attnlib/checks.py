@@ -787,18 +787,25 @@ def refuse_hidden_padding(cache: CacheLike, name: str, given: Any) -> None:
 
     Args:
         cache: a view of pages knows its `padding`.
-        name, given: what says it, positions or a mask; or `None`, which is refused.
+        name, given: what says it, such as a mask or padding; `None`, or numbers that are
+            smaller than the cache's, are refused.
 
     Raises:
-        ValueError: sequences differ in length, and `given` is `None`.
+        ValueError: sequences differ in length, and `given` does not say so.
 
     Source: chapter 19; the contract, appendix A.
     """
-    padding = getattr(cache, "padding", None)
-    if given is None and padding is not None and bool((padding != 0).any()):
+    hidden = getattr(cache, "padding", None)
+    if hidden is None or not bool((hidden != 0).any()):
+        return
+    told = given is not None
+    if told and name == "padding":
+        told = bool((torch.as_tensor(given, device=hidden.device) >= hidden).all())
+    if not told:
+        got = None if given is None else torch.as_tensor(given).tolist()
         raise ValueError(
-            f"{name}: expected to be told of the padding {padding.tolist()} in front of "
-            "sequences of different length, got None"
+            f"{name}: expected to be told of the padding {hidden.tolist()} in front of "
+            f"sequences of different length in the cache, got {got}"
         )
 
 

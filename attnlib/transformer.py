@@ -7,7 +7,7 @@ cache" (book/17_cache.ipynb).
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from attnlib.checks import (
     CacheLike,
+    refuse_hidden_padding,
     refuse_other_module,
     require_caches,
     require_causal,
@@ -29,6 +30,7 @@ from attnlib.checks import (
 from attnlib.feed_forward import Activation, FeedForwardNetwork
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
+from attnlib.masks import Mask
 from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -50,7 +52,7 @@ class TransformerBlock(nn.Module):
             `None`: heads that you pass bring their own dropout, or have none.
         norm_first: whether the norms stand before the sub-layers or after the sums.
         activation: of the feed-forward network.
-        rotary, num_kv_heads: as for `MultiHeadAttention`.
+        heads: `rotary`, `num_kv_heads` and what else `MultiHeadAttention` takes by name.
 
     Attributes:
         attention, feed_forward: `MultiHeadAttention` and `FeedForwardNetwork`.
@@ -58,7 +60,7 @@ class TransformerBlock(nn.Module):
 
     Raises:
         TypeError: a size is no whole number, attention is not what `make_heads` takes, or
-            rotary can't be called.
+            heads not what `MultiHeadAttention` does.
         ValueError: embed_dim not divisible by num_heads, num_heads not by num_kv_heads, or
             dropout outside [0, 1].
 
@@ -74,8 +76,7 @@ class TransformerBlock(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         activation: Activation = torch.relu,
-        rotary: Rotary | None = None,
-        num_kv_heads: int | None = None,
+        **heads: Any,
     ) -> None:
         super().__init__()
         require_sizes(embed_dim=embed_dim)
@@ -83,19 +84,16 @@ class TransformerBlock(nn.Module):
         if attention is None:
             attention = ScaledDotProductAttention(dropout)
         self.norm_1, self.norm_2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
-        self.attention = MultiHeadAttention(
-            embed_dim, num_heads, attention, rotary=rotary, num_kv_heads=num_kv_heads
-        )
+        self.attention = MultiHeadAttention(embed_dim, num_heads, attention, **heads)
         self.feed_forward = FeedForwardNetwork(embed_dim, d_ff, dropout, activation)
         self.norm_first = norm_first
 
     def forward(
         self,
         x: Float[Tensor, "*batch tokens embed_dim"],
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         return_weights: bool = False,
-        cache: CacheLike | None = None,
-        positions: Int[Tensor, "..."] | int | None = None,
+        **parts: Any,
     ) -> (
         Float[Tensor, "*batch tokens embed_dim"]
         | tuple[Float[Tensor, "*batch tokens embed_dim"], list[Tensor | None] | None]
@@ -106,15 +104,12 @@ class TransformerBlock(nn.Module):
             x: tokens (..., n, embed_dim).
             mask: as for `MultiHeadAttention`: True = may attend, 2-D or 4-D.
             return_weights: whether to return (output, weights), weights as there.
-            cache: of the tokens before these, as there.
-            positions: for rotary only: where the tokens stand, as there; `None` means the
-                places after those in the cache, without one 0, 1, 2 and so on.
+            parts: `cache` of the tokens before these, and `positions` for rotary, as there.
 
         Raises:
             TypeError, ValueError: x, mask, cache or positions is not what the parts take.
         """
-        options = {"mask": mask, "need_weights": return_weights}
-        options |= {"cache": cache, "positions": positions}
+        options = {"mask": mask, "need_weights": return_weights, **parts}
         if self.norm_first:
             attended, weights = self.attention(self.norm_1(x), **options)
             y = x + self.drop(attended)
@@ -183,11 +178,6 @@ def require_same_dropout(*layers: nn.Dropout) -> float:
     return layers[0].p
 
 
-# What makes positions that turn queries and keys, by name, from the features of a head.
-# Chapter 16 adds "rotary".
-ROTARY: dict[str, Callable[[int], Rotary]] = {}
-
-
 class LanguageModel(nn.Module):
     """A decoder-only transformer: logits of each token given the ones before it.
 
@@ -241,57 +231,22 @@ class LanguageModel(nn.Module):
         require_sizes(embed_dim=embed_dim, num_heads=num_heads, num_layers=num_layers)
         if attention is None:
             attention = ScaledDotProductAttention(dropout, causal=True)
-        if isinstance(positions, str) and positions in ROTARY:
-            positions = ROTARY[positions](embed_dim // num_heads)
-        rotary = positions if isinstance(positions, nn.Module) else None
-        options = (dropout, norm_first, activation, rotary, num_kv_heads)
+        rotary = turning_positions(positions, embed_dim // num_heads)
+        options = {"rotary": rotary, "num_kv_heads": num_kv_heads}
+        options |= {"norm_first": norm_first, "activation": activation}
         self.blocks = nn.ModuleList(
-            TransformerBlock(embed_dim, num_heads, d_ff, copy.deepcopy(attention), *options)
+            TransformerBlock(
+                embed_dim, num_heads, d_ff, copy.deepcopy(attention), dropout, **options
+            )
             for _ in range(num_layers)
         )
         require_causal(self.blocks[0].attention.attention)
         self.context_length, self.dropout = context_length, dropout
         self.token_embedding = nn.Embedding(vocab_size, embed_dim)
-        self.norm = LayerNorm(embed_dim) if norm_first else nn.Identity()
-        # Tokens and positions start with length 1, so that neither drowns the other.
         nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
-        if rotary is not None:
-            self.positions = rotary
-        else:
-            self.add_positions(positions, embed_dim)
-
-    def add_positions(self, positions: str, embed_dim: int) -> None:
-        """Makes the table that is added to the tokens, learned or of sinusoids."""
-        if positions == "learned":
-            start = torch.randn(self.context_length, embed_dim) * embed_dim**-0.5
-            self.positions = nn.Parameter(start)
-        elif positions == "sinusoidal":
-            table = torch.empty(self.context_length, embed_dim)
-            self.register_buffer("positions", table, persistent=False)
-            self.fill_positions()
-        else:
-            wanted = ", ".join(map(repr, ("learned", "sinusoidal", *ROTARY)))
-            raise ValueError(
-                f"positions: expected one of {wanted}, or a module that turns, "
-                f"got {positions!r}"
-            )
-
-    def fill_positions(self) -> None:
-        """Writes the sinusoids, of length 1 as the tokens, where these are in memory."""
-        table, embed_dim = self.positions, self.positions.shape[-1]
-        with torch.device("cpu"):  # some devices have no float64
-            exact = sinusoidal_positions(len(table), embed_dim, torch.float64)
-        table.copy_(exact * (embed_dim / 2) ** -0.5)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Follows to another device or dtype, where the sinusoids are written anew.
-
-        No file has them, so that `to_empty` would leave what was in memory before.
-        """
-        super()._apply(fn, recurse)
-        if isinstance(self._buffers.get("positions"), Tensor):
-            self.fill_positions()
-        return self
+        self.norm = LayerNorm(embed_dim) if norm_first else nn.Identity()
+        size = context_length, embed_dim
+        self.positions = added_positions(positions, *size) if rotary is None else rotary
 
     def forward(
         self,
@@ -323,32 +278,20 @@ class LanguageModel(nn.Module):
             ValueError: more tokens than context_length, or no dimension of tokens; a cache
                 that is full or holds other sequences; a padding below 0; last out of range.
         """
-        require_ids(ids, self.context_length)
-        start, mask, caches = 0, None, [None] * len(self.blocks)
-        if cache is not None:
-            start = require_caches(cache, len(self.blocks), ids, self.context_length)
-            caches = cache
-        end = start + ids.shape[-1]
-        places, turned = slice(start, end), start
-        if padding is not None:
-            places, mask = padded_places(require_padding(padding, ids), start, end)
-            turned = places
+        places, parts = self.find_places(ids, cache, padding)
+        x = self.token_embedding(ids)  # (..., n, d)
         if isinstance(self.positions, Tensor):  # otherwise the blocks turn
-            turned = None
-        x = self.token_embedding(ids)
-        if turned is None:
             x = x + self.positions[places]
         x = F.dropout(x, self.dropout) if self.training else x
         per_block = []
-        for block, held in zip(self.blocks, caches, strict=True):
-            x = block(x, mask, return_weights, held, turned)
+        for block, options in zip(self.blocks, parts, strict=True):
+            x = block(x, return_weights=return_weights, **options)  # (..., n, d)
             if return_weights:
                 x, weights = x
                 per_block.append(weights)
         if last is not None:
-            last = require_count("last", last, most=ids.shape[-1])
-            x = x[..., -last:, :]
-        logits = self.logits(self.norm(x))
+            x = x[..., -require_count("last", last, most=ids.shape[-1]) :, :]
+        logits = self.logits(self.norm(x))  # (..., n, V)
         return (logits, per_block) if return_weights else logits
 
     def logits(
@@ -376,7 +319,7 @@ class LanguageModel(nn.Module):
 
         Args:
             ids: the start, (n,) or (batch, n), at least one token.
-            length: number of tokens to draw, each by `sample`.
+            length: number of tokens to draw, at least 0, each by `sample`.
             temperature, top_k, generator: see `sample`.
             cache: whether to keep keys and values, so that each step computes one token:
                 the same tokens in less time. Or the caches themselves, one for each block;
@@ -385,44 +328,145 @@ class LanguageModel(nn.Module):
                 token, so that sequences of a batch may differ in length.
 
         Raises:
-            TypeError, ValueError: see `forward` and `sample`; or no token to start from; or
-                with a cache, more tokens than context_length or the caches have room for.
+            TypeError, ValueError: see `forward` and `sample`; a length below 0; no token to
+                start from; or with a cache, more tokens than context_length or the caches
+                have room for.
         """
+        cache, padding = self.start_writing(ids, length, cache, padding)
+        plain = all(type(p) is nn.Parameter for p in self.parameters())
+        # The first is faster, and FSDP2, whose parameters are of another type, refuses it.
+        with torch.inference_mode() if plain else torch.no_grad():
+            for _ in range(length):
+                logits = self.last_logits(ids, cache, padding)  # (..., V)
+                chosen = sample(logits, temperature, top_k, generator)
+                ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
+        return ids.clone()  # what was made in that mode could not be learned from
+
+    def find_places(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        cache: Sequence[CacheLike] | None,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None,
+    ) -> tuple[Tensor | slice, list[dict[str, Any]]]:
+        """Which rows of a table of positions these tokens have, and each block's parts.
+
+        Raises:
+            TypeError, ValueError: see `forward`.
+        """
+        require_ids(ids, self.context_length)
+        start, parts = 0, [{} for _ in self.blocks]
+        if cache is not None:
+            start = require_caches(cache, len(parts), ids, self.context_length)
+            refuse_hidden_padding(cache[0], "padding", padding)
+            parts = [{"cache": held} for held in cache]
+        end = start + ids.shape[-1]
+        places, shared = slice(start, end), {"positions": start}
+        if padding is not None:
+            places, mask = padded_places(require_padding(padding, ids), start, end)
+            shared = {"positions": places, "mask": mask}
+        if isinstance(self.positions, Tensor):  # which is added; otherwise the blocks turn
+            del shared["positions"]
+        return places, [shared | own for own in parts]
+
+    def start_writing(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        length: int,
+        cache: bool | Sequence[CacheLike],
+        padding: Int[Tensor, " batch"] | Sequence[int] | None,
+    ) -> tuple[Sequence[CacheLike] | None, Int[Tensor, " batch"] | None]:
+        """The caches and the padding of a text that is to be continued, if it can be.
+
+        Raises:
+            TypeError, ValueError: see `generate`.
+        """
+        if not isinstance(ids, Tensor):
+            raise TypeError(f"ids: expected a tensor, got {type(ids).__name__}")
         if ids.dim() not in (1, 2) or not ids.shape[-1]:
             raise ValueError(
                 "ids: expected (tokens,) or (batch, tokens) with at least one token, "
                 f"got shape {tuple(ids.shape)}"
             )
+        require_ids(ids, ids.shape[-1])
+        require_count("length", length, least=0)
         read = ids.shape[-1] + max(0, length - 1)  # the last token drawn is not read
         if padding is not None:
             padding = require_padding(padding, ids, least=1)
+        if cache is False:
+            return None, padding
         if cache is True:
             from attnlib.cache import KVCache  # chapter 17, which comes later
 
             cache = [KVCache(read) for _ in self.blocks]
-        if cache is not False:
-            require_room(cache, len(self.blocks), ids, read, self.context_length)
-        plain = all(type(p) is nn.Parameter for p in self.parameters())
-        # The first is faster, and FSDP2, whose parameters are of another type, refuses it.
-        with torch.inference_mode() if plain else torch.no_grad():
-            for _ in range(length):
-                logits = self.last_logits(ids, cache, padding)
-                chosen = sample(logits, temperature, top_k, generator)
-                ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
-        return ids.clone()  # what was made in that mode could not be learned from
+        require_room(cache, len(self.blocks), ids, read, self.context_length)
+        return cache, padding
 
     def last_logits(
         self,
         ids: Int[Tensor, "*batch tokens"],
-        cache: Sequence[CacheLike] | Literal[False],
+        cache: Sequence[CacheLike] | None,
         padding: Int[Tensor, " batch"] | None,
     ) -> Float[Tensor, "*batch vocab_size"]:
         """Logits after the last token, from the tokens that a cache does not hold."""
         cut = max(0, ids.shape[-1] - self.context_length)  # what is no longer seen
-        known = cut if cache is False else len(cache[0])
+        known = cut if cache is None else len(cache[0])
         front = None if padding is None else (padding - cut).clamp(min=0)
-        held = cache or None
-        return self(ids[..., known:], cache=held, padding=front, last=1)[..., -1, :]
+        return self(ids[..., known:], cache=cache, padding=front, last=1)[..., -1, :]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Follows to another device or dtype, where the sinusoids are written anew.
+
+        No file has them, so that `to_empty` would leave what was in memory before.
+        """
+        super()._apply(fn, recurse)
+        if isinstance(self._buffers.get("positions"), Tensor):
+            write_sinusoids(self.positions)
+        return self
+
+
+# What makes positions that turn queries and keys, by name, from the features of a head.
+# Chapter 16 adds "rotary".
+ROTARY: dict[str, Callable[[int], Rotary]] = {}
+
+
+def turning_positions(positions: str | nn.Module, d_k: int) -> nn.Module | None:
+    """What turns queries and keys of d_k features in every block; `None` if nothing does.
+
+    Source: chapter 9; chapter 16, eq-rotary-score.
+    """
+    if isinstance(positions, str) and positions in ROTARY:
+        return ROTARY[positions](d_k)
+    return positions if isinstance(positions, nn.Module) else None
+
+
+def added_positions(positions: str, tokens: int, embed_dim: int) -> Tensor:
+    """The table that is added to the tokens, with rows of length 1 as theirs.
+
+    Raises:
+        ValueError: unknown positions.
+
+    Source: chapter 9, eq-sinusoidal.
+    """
+    if positions == "learned":
+        return nn.Parameter(torch.randn(tokens, embed_dim) * embed_dim**-0.5)
+    if positions == "sinusoidal":
+        table = torch.empty(tokens, embed_dim)
+        return nn.Buffer(write_sinusoids(table), persistent=False)
+    wanted = ", ".join(map(repr, ("learned", "sinusoidal", *ROTARY)))
+    raise ValueError(
+        f"positions: expected one of {wanted}, or a module that turns, got {positions!r}"
+    )
+
+
+def write_sinusoids(table: Tensor) -> Tensor:
+    """The table with sinusoids of length 1 written into it, where it is in memory.
+
+    Source: chapter 9, eq-sinusoidal, eq-position-dot.
+    """
+    tokens, embed_dim = table.shape
+    with torch.device("cpu"):  # some devices have no float64
+        exact = sinusoidal_positions(tokens, embed_dim, torch.float64)
+    return table.copy_(exact * (embed_dim / 2) ** -0.5)
 
 
 def sinusoidal_positions(
@@ -446,7 +490,7 @@ def sinusoidal_positions(
         raise ValueError(f"embed_dim: expected an even number, got {embed_dim}")
     position = torch.arange(tokens, dtype=torch.float64)
     omega = 10000 ** (-torch.arange(0, embed_dim, 2, dtype=torch.float64) / embed_dim)
-    angle = position[:, None] * omega
+    angle = position[:, None] * omega  # (tokens, embed_dim / 2)
     table = torch.stack([torch.sin(angle), torch.cos(angle)], dim=-1).flatten(1)
     return table.to(dtype or torch.get_default_dtype())
 

@@ -27,6 +27,7 @@ CENTRAL = {
     "06": "LearnedBiasAttention",
     "07": "LayerNorm",
     "08": "FeedForwardNetwork",
+    "09": "TransformerBlock LanguageModel sample",
     "13": "merge_states",
     "14": "FlashAttention",
     "16": "rotate",
@@ -38,6 +39,7 @@ CENTRAL = {
     "23": "AllGather",
 }
 # Chapters whose story still has a second definition of what the package defines there.
+NOT_YET = {"10", "11", "12", "13", "19"}
 NOT_YET = {"09", "10", "11", "12"}
 
 
@@ -75,7 +77,7 @@ def test_an_open_listing_can_be_seen_at_once(chapter):
 @each_chapter
 def test_what_a_chapter_leads_to_stands_open(chapter):
     if chapter.key in CENTRAL:
-        assert CENTRAL[chapter.key] in standing_open(chapter)
+        assert {*CENTRAL[chapter.key].split()} <= standing_open(chapter)
 
 
 @each_chapter

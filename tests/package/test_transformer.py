@@ -25,7 +25,7 @@ from attnlib import (
     sample,
     sinusoidal_positions,
 )
-from drawn import BENCHMARKS, close, each_refused, small_model
+from drawn import BENCHMARKS, close, each_refused, refuses, small_model
 
 IDS = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
@@ -182,6 +182,42 @@ def test_samples_are_of_the_likeliest_and_as_often_as_they_should():
         assert mean.item() == pytest.approx(share, abs=0.03)
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_of_equal_ones_no_more_than_top_k_are_drawn(top_k):
+    torch.manual_seed(0)
+    for logits in (torch.zeros(2, 5), torch.tensor([[1.0, 3.0, 3.0, 3.0, 3.0]] * 2)):
+        drawn = torch.cat([sample(logits, top_k=top_k) for _ in range(100)], dim=1)
+        assert [row.unique().numel() for row in drawn] == [top_k] * 2
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_the_smallest_and_the_largest_temperature(dtype, top_k):
+    """Next to 0 only the likeliest are left; at infinity all are alike."""
+    torch.manual_seed(0)
+    logits = torch.tensor([100.0, 3.0, 100.0, -torch.inf], dtype=dtype)
+    if top_k is None:  # with top_k, this one may be left out
+        logits = torch.cat([logits, torch.tensor([-60_000.0], dtype=dtype)])
+    for temperature in (1e-38, 1e-45, 5e-324):
+        drawn = sample(logits.expand(200, -1), temperature, top_k)
+        assert set(drawn.flatten().tolist()) == {0, 2}
+    drawn = sample(logits.expand(200, -1), math.inf, top_k).flatten().tolist()
+    assert set(drawn) == ({0, 1, 2} if top_k else {0, 1, 2, 4})
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+@pytest.mark.parametrize("row", [[NAN, 1, 1], [1, 1, INF], [1, NAN, -INF], [-INF] * 3])
+def test_logits_of_which_none_can_be_drawn_are_refused(row, temperature, as_shipped):
+    for logits in (torch.tensor(row), torch.tensor([[1.0, 2.0, 3.0], row])):
+        with refuses("logits: expected finite numbers, …", ValueError):
+            sample(logits, temperature, top_k=2)
+
+
 @pytest.mark.parametrize("token", [0, 1, 2, 100_000])
 def test_sinusoidal_positions(token):
     table = sinusoidal_positions(100_001, 8)
@@ -336,6 +372,14 @@ VALUES = {
     "got shape ()": lambda: small_model()(torch.tensor(3)),
     f"{TEXTS} (2, 0)": lambda: small_model().generate(IDS[:2, :0], 3),
     f"{TEXTS} (0,)": lambda: small_model().generate(IDS[0, :0], 3),
+    "logits: expected (vocab_size,) or (batch, vocab_size), got shape (1, 2, 3)":
+        lambda: sample(torch.ones(1, 2, 3)),
+    "logits: expected (vocab_size,) or (batch, vocab_size), got shape ()":
+        lambda: sample(torch.tensor(1.0)),
+    "logits: expected (vocab_size,) or (batch, vocab_size), got shape (2, 0)":
+        lambda: sample(torch.ones(2, 0)),
+    "temperature: expected at least 0, got nan": lambda: sample(torch.ones(3), math.nan),
+    "length: expected at least 0, got -3": lambda: small_model().generate(IDS, -3),
     f"{LAST} between 1 and 12, got 0": lambda: small_model()(IDS, last=0),
     f"{LAST} between 1 and 12, got 13": lambda: small_model()(IDS, last=13),
     f"{FUTURE} Scaled…": lambda: small_model(attention=ScaledDotProductAttention),
@@ -349,6 +393,22 @@ TYPES = {
     "attention: expected a BaseAttention…": lambda: TransformerBlock(
         16, 2, attention=CausalAttention(8, 8)
     ),
+    "logits: expected a floating-point tensor, got torch.int64": lambda: sample(IDS[0]),
+    "logits: expected a floating-point tensor, got list": lambda: sample([0.1, 0.9]),
+    **{
+        f"temperature: expected a number, got {t!r}": lambda t=t: sample(torch.ones(3), t)
+        for t in (None, "0.7", True, [1.0])
+    },
+    "ids: expected a tensor, got list": lambda: small_model().generate([1, 2], 3),
+    "ids: expected a tensor of int64 or int32, got torch.float64": lambda: (
+        small_model().generate(IDS.double(), 0)
+    ),
+    **{
+        f"length: expected a whole number, got {n!r}": lambda n=n: small_model().generate(
+            IDS, n
+        )
+        for n in (2.0, "2", True, None)
+    },
     f"{LAST} a whole number, got 1.5": lambda: small_model()(IDS, last=1.5),
     f"{LAST} a whole number, got '1'": lambda: small_model()(IDS, last="1"),
     f"{LAST} a whole number, got True": lambda: small_model()(IDS, last=True),

@@ -9,12 +9,11 @@ class TransformerBlock:
         dropout=0.0,
         norm_first=True,
         activation=torch.relu,
+        **heads,
     ):
         self.norm_first = norm_first
-        heads = ScaledDotProductAttention(dropout) if attention is None else attention
-        self.attention = MultiHeadAttention(
-            embed_dim, num_heads, heads, rotary=rotary, num_kv_heads=num_kv_heads
-        )
+        one = ScaledDotProductAttention(dropout) if attention is None else attention
+        self.attention = MultiHeadAttention(embed_dim, num_heads, one, **heads)
         self.norm_1 = LayerNorm(embed_dim)
         self.feed_forward = FeedForwardNetwork(
             embed_dim, d_ff, dropout=dropout, activation=activation
@@ -35,14 +34,15 @@ class TransformerBlock:
 
 # generation.sample
 def sample(logits, temperature=1.0, top_k=None, generator=None):
-    if temperature == 0:
-        return logits.max(dim=-1, keepdim=True).indices
-    scaled = logits / temperature
+    order = logits.argsort(dim=-1, descending=True)
     if top_k is not None:
-        few = min(top_k, logits.shape[-1])
-        least = scaled.sort(dim=-1, descending=True).values[..., few - 1 : few]
-        scaled = torch.where(scaled >= least, scaled, -torch.inf)
-    return torch.multinomial(scaled.softmax(dim=-1), num_samples=1, generator=generator)
+        order = order[..., :top_k]
+    if temperature == 0:
+        return order[..., :1]
+    few = logits.gather(-1, order)
+    scaled = (few - few[..., :1]) / temperature
+    drawn = torch.multinomial(scaled.softmax(dim=-1), num_samples=1, generator=generator)
+    return order.gather(-1, drawn)
 
 
 # transformer.sinusoidal_positions
