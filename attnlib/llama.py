@@ -308,9 +308,10 @@ class Llama(LanguageModel):
         """
         if Path(folder).suffix == ".gguf":
             said, tensors = read_gguf(folder)
+            config = llama_config(said)
         else:
-            said, tensors = read_config(folder), read_tensors(folder)
-        config = llama_config(said)
+            config = llama_config(read_config(folder))
+            tensors = read_tensors(folder)
         with torch.device("meta"):  # shapes without memory
             model = cls(config, attention)
         refuse_other_heads(model.blocks[0].attention.attention, config.window)

@@ -245,7 +245,8 @@ def add_sink(
     Source: chapter 18, eq-sink.
     """
     each = (*lse.shape[:-1], 1)  # the same for all queries
-    if sink.dim() > lse.dim() or torch.broadcast_shapes(sink.shape, each) != each:
+    sizes = zip(reversed(sink.shape), reversed(each), strict=False)
+    if sink.dim() > lse.dim() or any(size not in (1, most) for size, most in sizes):
         raise ValueError(
             f"sink: expected one number, or (heads, 1), for lse {tuple(lse.shape)}, "
             f"got shape {tuple(sink.shape)}"

@@ -342,6 +342,18 @@ class LanguageModel(nn.Module):
                 ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
         return ids.clone()  # what was made in that mode could not be learned from
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text with caches: context_length, or any number.
+
+        Nothing ends a text whose positions turn, and whose heads see a window only.
+        """
+        heads = self.blocks[0].attention.attention
+        each = heads if isinstance(heads, nn.ModuleList) else [heads]
+        near = all(head.window is not None for head in each)
+        free = near and not isinstance(self.positions, Tensor)
+        return 2**62 if free else self.context_length
+
     def find_places(
         self,
         ids: Int[Tensor, "*batch tokens"],
@@ -356,7 +368,7 @@ class LanguageModel(nn.Module):
         require_ids(ids, self.context_length)
         start, parts = 0, [{} for _ in self.blocks]
         if cache is not None:
-            start = require_caches(cache, len(parts), ids, self.context_length)
+            start = require_caches(cache, len(parts), ids, self.longest)
             refuse_hidden_padding(cache[0], "padding", padding)
             parts = [{"cache": held} for held in cache]
         end = start + ids.shape[-1]
@@ -398,7 +410,7 @@ class LanguageModel(nn.Module):
             from attnlib.cache import KVCache  # chapter 17, which comes later
 
             cache = [KVCache(read) for _ in self.blocks]
-        require_room(cache, len(self.blocks), ids, read, self.context_length)
+        require_room(cache, len(self.blocks), ids, read, self.longest)
         return cache, padding
 
     def last_logits(

@@ -559,6 +559,6 @@ def test_one_sequence_is_not_two_layers():
     model = LanguageModel(7, 64, embed_dim=8, num_heads=2, num_layers=2).eval()
     pool = PagedCache(pages=7, page_size=2)
     views = [pool.view(pool.open())] * 2
-    with refuses("sequences: expected at least one, each once…", ValueError):
+    with refuses("cache: expected one of its own for each block…", ValueError):
         model(torch.zeros(1, dtype=torch.int64), cache=views)
     assert not len(views[0])
