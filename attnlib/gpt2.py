@@ -24,6 +24,7 @@ from attnlib.pretrained import (
     read_config,
     read_tensors,
     refuse_another_head,
+    refuse_more_layers,
     refuse_other_heads,
     refuse_unknown_config,
 )
@@ -57,22 +58,10 @@ FIXED: dict[str, Collection[Any]] = {
     "add_cross_attention": [False],
     "tie_word_embeddings": [True],
 }
-# What changes nothing: names, other tasks, training (we take no dropout), the writer.
-IGNORED = [
-    *("architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
-    *("_name_or_path", "_attn_implementation", "_attn_implementation_autoset"),
-    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "n_inner"),
-    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
-    *("summary_type", "summary_use_proj", "task_specific_params", "id2label", "label2id"),
-    *("n_special", "predict_special_tokens", "_num_labels"),
-    *(
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "output_past",
-        "gradient_checkpointing",
-    ),
-]
+# Beside what changes nothing in any model: we take no dropout, and make no summary.
+IGNORED = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_inner", "n_special")
+IGNORED += ("summary_activation", "summary_first_dropout", "summary_proj_to_labels")
+IGNORED += ("summary_type", "summary_use_proj", "predict_special_tokens")
 
 
 def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +133,7 @@ class GPT2(LanguageModel):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         report: Report | None = None,
+        ignore: Collection[str] = (),
     ) -> "GPT2":
         """The model in a folder with config.json and safetensors files, ready to write.
 
@@ -154,6 +144,7 @@ class GPT2(LanguageModel):
             attention: what a head is, as for `LanguageModel`, without parameters and
                 without options that change the numbers, see `BaseAttention.neutral`.
             dtype, device, report: as for `load_into`.
+            ignore: names in config.json that are passed over.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -162,8 +153,9 @@ class GPT2(LanguageModel):
                 is cut off or malformed; a tensor is missing, in surplus, or has another
                 shape or type. It is named, and no memory was taken.
         """
-        options = options_of(read_config(folder))
+        options = options_of(read_config(folder, ignore))
         tensors = read_tensors(folder)
+        refuse_more_layers(options["num_layers"], tensors)
         with torch.device("meta"):  # shapes without memory
             model = cls(**options, attention=attention)
         refuse_other_heads(model.blocks[0].attention.attention)

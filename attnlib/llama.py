@@ -5,7 +5,7 @@ Derived in chapter 21, "Llama" (book/21_llama.ipynb).
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from attnlib.pretrained import (
     read_config,
     read_tensors,
     refuse_another_head,
+    refuse_more_layers,
     refuse_other_heads,
     refuse_unknown_config,
 )
@@ -285,6 +286,7 @@ class Llama(LanguageModel):
         device: torch.device | str | None = None,
         attention: AttentionLike | None = None,
         report: Report | None = None,
+        ignore: Collection[str] = (),
     ) -> "Llama":
         """The model of a folder, or of a GGUF file, in `eval()`.
 
@@ -300,6 +302,7 @@ class Llama(LanguageModel):
             attention: as for `Llama`, without parameters and without other options that
                 change the numbers, see `BaseAttention.neutral`.
             report: told after each tensor, see `load_into`.
+            ignore: names in config.json that are passed over.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -310,8 +313,9 @@ class Llama(LanguageModel):
             said, tensors = read_gguf(folder)
             config = llama_config(said)
         else:
-            config = llama_config(read_config(folder))
+            config = llama_config(read_config(folder, ignore))
             tensors = read_tensors(folder)
+        refuse_more_layers(config.num_layers, tensors)
         with torch.device("meta"):  # shapes without memory
             model = cls(config, attention)
         refuse_other_heads(model.blocks[0].attention.attention, config.window)
@@ -399,10 +403,6 @@ NEEDED: dict[str, type | tuple[type, ...]] = {
 }
 READ = ("num_key_value_heads", "head_dim", "attention_dropout", "tie_word_embeddings")
 READ += ("rope_theta", "rope_scaling", "rope_parameters")
-NOTES = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
-NOTES += ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "use_cache")
-NOTES += ("pretraining_tp", "output_attentions", "output_hidden_states", "return_dict")
-NOTES += ("transformers.js_config",)
 WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FAMILIES = {  # what is read of each besides
     "llama": ("attention_bias", "mlp_bias"),
@@ -429,9 +429,7 @@ def llama_config(config: Mapping[str, Any]) -> LlamaConfig:
     fixed = FIXED | {"model_type": tuple(FAMILIES)}
     if family == "mistral":
         fixed |= {"attention_bias": (False,)}
-    refuse_unknown_config(
-        config, NEEDED, fixed, READ + NOTES + FAMILIES.get(family, WINDOWED)
-    )
+    refuse_unknown_config(config, NEEDED, fixed, READ + FAMILIES.get(family, WINDOWED))
     for name in TRUTHS:
         if not isinstance(config.get(name) or False, bool):
             got = config[name]

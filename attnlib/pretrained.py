@@ -10,6 +10,7 @@ Derived in chapter 20, "GPT-2, from its own file" (book/20_gpt2.ipynb).
 import importlib
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -39,8 +40,12 @@ def require_library(name: str) -> ModuleType:
         raise ImportError(f"{name}: not installed; {wanted}") from error
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path, ignore: Collection[str] = ()) -> dict[str, Any]:
     """What the file config.json of a model's folder says.
+
+    Args:
+        folder: where it is.
+        ignore: names in it that are passed over.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -53,12 +58,29 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(f"folder: expected a file config.json in {folder}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"config.json: expected JSON, but {error}") from error
     if not isinstance(config, dict):
         got = type(config).__name__
         raise ValueError(f"config.json: expected an object with names, got a {got}")
-    return config
+    if isinstance(ignore, str):
+        raise TypeError(f"ignore: expected several names, got the text {ignore!r}")
+    return {name: value for name, value in config.items() if name not in ignore}
+
+
+# What changes nothing of what a model computes: who wrote a file, other tasks and layers,
+# how text is made of it, training.
+NOTES = ("architectures", "transformers_version", "dtype", "torch_dtype", "use_cache")
+NOTES += ("_name_or_path", "_model_name_or_path", "name_or_path", "_commit_hash")
+NOTES += ("_attn_implementation", "_attn_implementation_autoset", "attn_implementation")
+NOTES += ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id")
+NOTES += ("cls_token_id", "mask_token_id", "decoder_start_token_id", "tokenizer_class")
+NOTES += ("task_specific_params", "id2label", "label2id", "problem_type", "_num_labels")
+NOTES += ("finetuning_task", "num_labels", "gradient_checkpointing", "initializer_range")
+NOTES += ("output_attentions", "output_hidden_states", "return_dict", "output_past")
+NOTES += ("pretraining_tp", "unsloth_version", "unsloth_fixed", "transformers.js_config")
+NOTES += ("torchscript", "use_bfloat16", "prefix", "keys_to_ignore_at_inference")
+LARGEST = 2**31 - 1  # of a size in config.json
 
 
 def refuse_unknown_config(
@@ -73,8 +95,8 @@ def refuse_unknown_config(
         config: from `read_config`.
         needed: names that must be there, with the types that they may have.
         fixed: names that may be there, with the values that are supported.
-        ignored: names that change nothing of what is computed. What is `null` asks for
-            nothing either, except under a fixed name.
+        ignored: names that are read elsewhere or change nothing, beside `NOTES`. What is
+            `null` asks for nothing either, except under a fixed name.
 
     Raises:
         TypeError: a needed value has another type.
@@ -91,6 +113,8 @@ def refuse_unknown_config(
         ):
             wanted = " or ".join(t.__name__ for t in allowed)
             raise TypeError(f"config.json: expected {name} as {wanted}, got {value!r}")
+        if isinstance(value, int) and value > LARGEST:
+            raise ValueError(f"config.json: expected {name} up to {LARGEST}, got {value}")
     for name, value in config.items():
         if name in fixed:
             if not any(value == good and type(value) is type(good) for good in fixed[name]):
@@ -99,10 +123,10 @@ def refuse_unknown_config(
                     f"config.json: expected {name} = {wanted}, got {value!r}, which is "
                     "not supported"
                 )
-        elif name not in needed and name not in ignored and value is not None:
+        elif value is not None and name not in (*needed, *ignored, *NOTES):
             raise ValueError(
                 f"config.json: {name} = {value!r} is unknown here, and might change what "
-                "the model computes"
+                f"the model computes; if it does not, pass ignore=[{name!r}]"
             )
 
 
@@ -440,6 +464,22 @@ def require_one_dtype(tensors: Tensors, plan: Mapping[str, Into]) -> torch.dtype
     return tensors.dtypes[first]
 
 
+def refuse_more_layers(layers: int, tensors: Tensors) -> None:
+    """Refuses a model with more blocks than its files have, before it is made.
+
+    Raises:
+        ValueError: config.json asks for more.
+
+    Source: chapter 20.
+    """
+    numbers = (re.search(r"\b(?:layers|h)\.(\d+)\.", name) for name in tensors)
+    found = len({number[1] for number in numbers if number})
+    if layers > found:
+        raise ValueError(
+            f"config.json: expected {found} layers, as the files have, got {layers}"
+        )
+
+
 def refuse_another_head(tensors: Tensors, tokens: str) -> None:
     """Refuses a file whose logits are made by another matrix than its tokens'.
 
@@ -509,6 +549,8 @@ class Progress:
 def read_tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a model's folder, a `tokenizers.Tokenizer`, from tokenizer.json.
 
+    It cuts no text and fills none up, whatever the file says.
+
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the library tokenizers is not installed.
@@ -521,6 +563,9 @@ def read_tokenizer(folder: str | Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"folder: expected a file tokenizer.json in {folder}")
     try:
-        return library.Tokenizer.from_file(str(path))
+        tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower class
         raise ValueError(f"{path.name}: expected a tokenizer, but {error}") from error
+    tokenizer.no_truncation()  # whoever trained may have left both in the file
+    tokenizer.no_padding()
+    return tokenizer

@@ -29,6 +29,7 @@ USUAL = {
     **{"order": "contiguous", "prefix": "", "ignored": (), "after": 2.0},
     **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64},
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
+    **{"ignore": (), "held": ()},
 }
 # By the function or the class, where it is another.
 SMALL, NO_BIAS, PAGES = {"eps": 1e-6}, {"bias": False}, {"causal": True}

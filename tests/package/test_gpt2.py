@@ -267,8 +267,9 @@ CONFIGS = [
     (ValueError, {"layer_norm_epsilon": -1.0}, "eps: expected a number .* 0, got -1.0"),
     (ValueError, {"layer_norm_epsilon": float("nan")}, "eps: .* got nan"),
     (ValueError, {"n_ctx": 16}, "n_ctx = 32, got 16"),
-    (ValueError, {"n_layer": 3}, "h.2.*missing"),
-    (ValueError, {"vocab_size": 10**12}, r"wte.weight: expected shape \(10000000"),
+    (ValueError, {"n_layer": 3}, "expected 2 layers, as the files have, got 3"),
+    (ValueError, {"vocab_size": 10**9}, r"wte.weight: expected shape \(10000000"),
+    (ValueError, {"n_embd": 10**12}, "expected n_embd up to 2147483647"),
 ]
 
 

@@ -15,7 +15,7 @@ from attnlib import (
     WindowCache,
 )
 from attnlib.llama import llama_config, llama_names
-from attnlib.pretrained import order_memory
+from attnlib.pretrained import order_memory, read_tokenizer
 from drawn import assert_fastest_order, change_tensors, close
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
@@ -291,3 +291,55 @@ def test_loaded_parameters_are_contiguous(name, dtype, tmp_path):
     model = Llama.from_pretrained(saved(theirs(name), tmp_path), dtype=dtype)
     assert all(p.is_contiguous() for p in model.parameters())
     torch.nn.utils.parameters_to_vector(model.parameters())
+
+
+# ── what a configuration may say ─────────────────────────────────────────────────────
+
+
+def with_config(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | changes), encoding="utf-8")
+    return folder
+
+
+def test_names_that_change_nothing_are_read_and_others_can_be_passed_over(tmp_path):
+    model = theirs("Llama")
+    notes = {"unk_token_id": 1, "gradient_checkpointing": True, "_model_name_or_path": "x"}
+    notes |= {"_attn_implementation_autoset": True, "problem_type": "none"}
+    folder = with_config(saved(model, tmp_path), **notes, my_note=3)
+    with pytest.raises(ValueError, match=r"my_note = 3 is unknown .* ignore=\['my_note'\]"):
+        Llama.from_pretrained(folder)
+    with pytest.raises(TypeError, match="ignore: expected several names, got the text"):
+        Llama.from_pretrained(folder, ignore="my_note")
+    ours = Llama.from_pretrained(folder, ignore=["my_note"])
+    close(ours(ids_of(1, 5)), model(ids_of(1, 5)).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 5000}, "expected 2 layers, as the files have, got 5000"),
+        ({"vocab_size": 10**30}, "expected vocab_size up to 2147483647, got 10000"),
+        ({"hidden_size": 10**12}, "expected hidden_size up to 2147483647, got 10000"),
+    ],
+)
+def test_sizes_out_of_all_reason_are_refused_at_once(changes, message, tmp_path, capfd):
+    folder = with_config(saved(theirs("Llama"), tmp_path), **changes)
+    with pytest.raises(ValueError, match=f"config.json: {message}"):
+        Llama.from_pretrained(folder)
+    (folder / "config.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(ValueError, match="config.json: expected JSON"):
+        Llama.from_pretrained(folder)
+
+
+def test_a_tokenizer_neither_cuts_nor_fills(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="b")
+    kept = tokenizers.Tokenizer(words)
+    kept.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    kept.enable_truncation(3)
+    kept.enable_padding(length=8)
+    kept.save(str(tmp_path / "tokenizer.json"))
+    read = read_tokenizer(tmp_path)
+    assert read.encode("a a a a a").ids == [0] * 5 and read.encode("a").ids == [0]
