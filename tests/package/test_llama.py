@@ -329,7 +329,7 @@ def test_sizes_out_of_all_reason_are_refused_at_once(changes, message, tmp_path,
     with pytest.raises(ValueError, match=f"config.json: {message}"):
         Llama.from_pretrained(folder)
     (folder / "config.json").write_text("[" * 100_000, encoding="utf-8")
-    with pytest.raises(ValueError, match="config.json: expected JSON"):
+    with pytest.raises(ValueError, match=r"config\.json: expected JSON"):
         Llama.from_pretrained(folder)
 
 
