@@ -4,8 +4,8 @@
 Derived in chapter 22, "Inside transformers" (book/22_inside_transformers.ipynb).
 """
 
-import copy
 import math
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -82,7 +82,7 @@ def capped_scores(
 HARMLESS = frozenset({
     *("position_ids", "cache_position", "position_embeddings", "use_cache"),
     *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
-    *("num_items_in_batch", "logits_to_keep"),
+    *("num_items_in_batch", "logits_to_keep", "deterministic"),
 })  # fmt: skip
 
 
@@ -166,9 +166,24 @@ def set_for_call(
         wanted["dropout"] = dropout
     if not wanted and attention.training == training:
         return attention
-    chosen = copy.copy(attention)
-    chosen.__dict__.update(wanted, training=training)
+    chosen = type(attention).__new__(type(attention))  # torch.compile can't trace copy.copy
+    chosen.__dict__.update({**vars(attention), **wanted, "training": training})
     return chosen
+
+
+def records_weights() -> bool:
+    """Whether the model collects weights; GPT-2's does without telling its layers.
+
+    `torch.compile` can't trace the question: `False` there.
+
+    Source: chapter 22.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    recorder = sys.modules.get("transformers.utils.output_capturing")
+    active = getattr(recorder, "_active_collector", None)
+    collected = (active.get() if active is not None else None) or {}
+    return "attentions" in collected or "cross_attentions" in collected
 
 
 def attend_for_model(
@@ -220,7 +235,7 @@ def attend_for_model(
     if written:
         query, key, value, mask = into_mask(known, query, key, value, mask)
     chosen = set_for_call(attention, causal, dropout, module.training)
-    need_weights = bool(known["output_attentions"])
+    need_weights = bool(known["output_attentions"]) or records_weights()
     output, weights = chosen(
         query, key, value, mask, need_weights=need_weights, enable_gqa=True
     )
@@ -297,6 +312,7 @@ def mask_for_model(theirs: Callable[..., Tensor | None], **options: Any) -> Tens
         used = options["cache_position"][-1] + 1
     used = int(used - options.get("kv_offset", 0))
     if 0 < used < mask.shape[-1] and not mask[..., used:].any():
+        mask = mask.contiguous()  # or the library's own call of it would lose the attribute
         mask.used = used
     return mask
 

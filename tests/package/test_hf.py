@@ -183,6 +183,70 @@ def test_a_text_in_pieces(transformers, make, kind):
         assert all(torch.equal(text, texts[0]) for text in texts)
 
 
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Gemma2"])
+def test_scores_by_place_in_a_static_cache_without_padding(make, kind):
+    """The library makes the mask of `generate` contiguous, which drops attributes."""
+    model = make(kind)
+    model.set_attn_implementation("biased")
+    options = {"do_sample": False, "disable_compile": True, "max_new_tokens": 8}
+    static, dynamic = (
+        model.generate(IDS, cache_implementation=cache, **options)
+        for cache in ("static", "dynamic")
+    )
+    assert torch.equal(static, dynamic)
+
+
+COMPILED = """
+import torch
+import transformers
+from attnlib import FlashAttention, ScaledDotProductAttention, hf
+
+torch.manual_seed(22)
+sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+sizes |= {"vocab_size": 61, "num_key_value_heads": 2, "intermediate_size": 48}
+config = transformers.LlamaConfig(**sizes, initializer_range=0.2)
+model = transformers.AutoModelForCausalLM.from_config(config).eval()
+for guest in (FlashAttention(), ScaledDotProductAttention()):
+    model.set_attn_implementation(hf.register("guest", guest))
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.allclose(compiled(ids).logits, model(ids).logits, atol=1e-5)
+"""
+
+
+def test_compiled_without_a_break(transformers):
+    """In a process of its own: the checks of types in these tests can't be traced."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)
+
+
+def test_weights_of_gpt2(make):
+    """Its layers are not told that the model collects them."""
+    model, seen = make("GPT2"), []
+    for name in ("eager", "plain"):
+        model.set_attn_implementation(name)
+        seen.append(list(model(IDS, output_attentions=True).attentions))
+    assert len(seen[1]) == 2
+    close(*seen)
+    model.set_attn_implementation("attnlib")
+    with pytest.raises(ValueError, match="output_attentions: expected False, since Flash"):
+        model(IDS, output_attentions=True)
+
+
+def test_modern_bert(make):
+    """It passes `deterministic`, which is for the kernels of others."""
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 3, "num_attention_heads": 4, "local_attention": 6}
+    sizes |= {"cls_token_id": 1, "sep_token_id": 2}
+    model = make("ModernBert", "AutoModelForMaskedLM", **sizes)
+    for real in REAL.values():
+        model.set_attn_implementation("eager")
+        expected = model(IDS, attention_mask=real).logits[real.bool()]
+        for _ in each_guest(model):
+            close(model(IDS, attention_mask=real).logits[real.bool()], expected)
+
+
 @pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3", "Gemma"])  # without windows
 def test_a_quantized_cache(transformers, make, kind):
     """Old keys and values in 8 bits, which changes the logits, as much as with sdpa.
