@@ -241,6 +241,8 @@ class TokensBefore:
     Source: chapter 25, eq-heads-for-tokens.
     """
 
+    keeps = False  # so that one may serve all blocks
+
     def __init__(self, start: int) -> None:
         self.start, self.capacity = start, 2**62
 
