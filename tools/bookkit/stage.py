@@ -73,9 +73,6 @@ class Stage:
         return in_a_fork(lambda: self.outcome("answer", source))
 
 
-BUILTIN = {*dir(builtins)}  # such as range, which a call of something else does not change
-
-
 def used(source: str) -> set[str]:
     """The global names that code reads."""
     return set(global_names(symtable.symtable(source, "", "exec")))
@@ -90,7 +87,7 @@ def touched(source: str) -> set[str]:
         assigned = part and isinstance(node.ctx, ast.Store)
         called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
         if assigned or (called and not ast.unparse(node).startswith("print(")):
-            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - BUILTIN
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     return names
 
 
