@@ -76,7 +76,7 @@ def test_what_later_chapters_add_is_given(untouched):
     assert "d_k, num_kv_heads = head_sizes(" in asked
     assert "self.q_proj(" not in asked and "self.k_proj(" not in asked
     model = cell_of(untouched, "transformer.LanguageModel")
-    assert "known = cut if cache is False" in model and "F.linear(" not in model
+    assert "known = cut if cache is None" in model and "F.linear(" not in model
     for name in ("flash.tiles.visible_tiles", "flash_triton.split.split_kernel"):
         assert "    if window is not None:" in cell_of(untouched, name)
 
@@ -90,14 +90,13 @@ def test_the_story_has_each_name_once_and_says_what_to_write(untouched):
     assert "Until it is written" in text["02"]
 
 
-def test_a_toy_of_the_same_name_stays_in_the_story(untouched):
-    """The letters in pages, before the reader writes the books; their user comes later."""
+def test_a_class_is_asked_for_once_before_its_user(untouched):
     cells = sources(untouched, "19")
-    starts = ("PagedCache:\n    def", 'PagedCache:\n    "', "PagedSequences:")
-    toy, asked, later = (
-        [i for i, c in enumerate(cells) if f"class {s}" in c] for s in starts
+    asked, later = (
+        [i for i, c in enumerate(cells) if f"class {s}" in c]
+        for s in ("PagedCache:", "PagedSequences:")
     )
-    assert toy < asked < later and len(toy + asked + later) == 3
+    assert asked < later and len(asked + later) == 2
     assert name_of(cells[asked[0]]) == "paged.PagedCache"
     assert [i for i, c in enumerate(cells) if "def fork(" in c] == asked
 
