@@ -12,7 +12,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +156,11 @@ def load_checkpoint(
 
     def fits() -> list[object]:
         kept = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        refuse_other_parameters(path, kept, weights)
-        refuse_other_run(path, told, model, optimizer, schedule, given)
+        there = {n[6:]: of for n, of in kept.items() if n.startswith("model.")}
+        there = {n: (tuple(of.size), of.properties.dtype) for n, of in there.items()}
+        here = {n: (tuple(x.shape), x.dtype) for n, x in weights.items()}
+        own = state_of(model, optimizer)[1] | {"schedule": schedule, "settings": given}
+        refuse_other_run(path, facts_of(told, there), facts_of(own, here))
         parameters = dict(model.named_parameters())
         for name, of in kept.items():
             if name.startswith("optimizer."):
@@ -367,50 +369,32 @@ def refuse_old_step(folder: Path, step: int) -> None:
         raise ValueError(f"step: {expected}, got {step}")
 
 
+def facts_of(
+    told: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+) -> dict[str, object]:
+    """What must be the same when a run goes on, by the names that a refusal tells.
+
+    Source: chapter 25.
+    """
+    facts = {f"settings: {name}": value for name, value in told["settings"].items()}
+    schedule = "none" if told["schedule"] is None else "one"
+    facts |= {"optimizer": told["optimizer"], "schedule": schedule}
+    facts |= {f"model: {name}": shape for name, shape in shapes.items()}
+    groups = enumerate(told["groups"])
+    return facts | {f"optimizer: group {i}": group["params"] for i, group in groups}
+
+
 def refuse_other_run(
-    path: Path,
-    told: Mapping[str, Any],
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: LRScheduler | None,
-    settings: Mapping[str, Any],
+    path: Path, kept: Mapping[str, object], given: Mapping[str, object]
 ) -> None:
-    """Refuses what is not as the run had it that wrote a checkpoint, all but the weights.
+    """Refuses what is not as the run had it that wrote a checkpoint.
 
     Source: chapter 25.
     """
-    own = state_of(model, optimizer)[1]
-    pairs = {"optimizer": (told["optimizer"], own["optimizer"])}
-    pairs["schedule"] = tuple(
-        "none" if x is None else "one" for x in (told["schedule"], schedule)
-    )
-    groups = [[g["params"] for g in of["groups"]] for of in (told, own)]
-    for group, names in enumerate(zip_longest(*groups)):
-        pairs[f"optimizer: group {group}"] = names
-    for name in sorted(told["settings"].keys() | settings.keys()):
-        pairs[f"settings: {name}"] = told["settings"].get(name), settings.get(name)
-    for name, (kept, given) in pairs.items():
-        if kept != given:
-            raise ValueError(f"{name}: expected {kept!r} as in {path}, got {given!r}")
-
-
-def refuse_other_parameters(
-    path: Path, kept: Mapping[str, Any], weights: Mapping[str, Tensor]
-) -> None:
-    """Refuses a model whose parameters are not those of a checkpoint.
-
-    Source: chapter 25.
-    """
-    there = {
-        name.removeprefix("model."): (tuple(x.size), x.properties.dtype)
-        for name, x in kept.items()
-        if name.startswith("model.")
-    }
-    here = {name: (tuple(x.shape), x.dtype) for name, x in weights.items()}
-    for name in sorted(there.keys() | here.keys()):
-        if here.get(name) != there.get(name):
-            expected = f"expected {name} as in {path}, {there.get(name)}"
-            raise ValueError(f"model: {expected}, got {here.get(name)}")
+    for name in kept | given:
+        there, here = kept.get(name), given.get(name)
+        if there != here:
+            raise ValueError(f"{name}: expected {there!r} as in {path}, got {here!r}")
 
 
 def flush(folder: Path) -> None:

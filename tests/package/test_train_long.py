@@ -59,14 +59,15 @@ def torchrun(folder, layout, nodes=("--standalone",)):
         )
 
 
-def one_rank(rank, port, folder, layout):
+def one_rank(rank, port, folder, layout, given):
     """What torchrun starts, in a process that has the imports of its parent."""
-    sys.argv = ["train_long.py", *arguments(folder, layout)]
+    sys.argv = ["train_long.py", *arguments(folder, layout, **given)]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(layout[0])}
+    sys.stdout = sys.stderr = (folder / "output").open("a", buffering=1)
     for stream in (1, 2):
-        os.dup2(os.open(folder / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
+        os.dup2(sys.stdout.fileno(), stream)
     torch.set_num_threads(1)
     TRAIN.main()
 
@@ -77,13 +78,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def fork(folder, layout):
+def fork(folder, layout, **given):
     """The processes of all ranks, in a moment."""
     folder.mkdir(exist_ok=True)
     port = free_port()
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=one_rank, args=(rank, port, folder, layout), daemon=True)
+        context.Process(
+            target=one_rank, args=(rank, port, folder, layout, given), daemon=True
+        )
         for rank in range(layout[0])
     ]
     for rank in ranks:
@@ -273,32 +276,19 @@ def test_goes_on_whoever_is_killed(tmp_path, expected, nodes):
     refuse_lost_steps(tmp_path, expected, STEPS)
 
 
-def said_by(folder, layout, **given):
-    """How a run with other options ends, and what it says."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(layout[0]), str(PROGRAM)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *arguments(folder, layout, **given)],
-        **{"env": environment, "capture_output": True, "text": True, "timeout": PATIENCE},
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.costly("training/torchrun", *DEPENDS)
 def test_another_run_is_refused_and_a_damaged_checkpoint_is_told(tmp_path, expected):
-    alone = LAYOUTS[1]
-    code, said = said_by(tmp_path, alone, steps=9)
-    assert code == 0, said
     (tmp_path / "text").write_text("another text " * 9)
+    finish(fork(tmp_path, LAYOUTS[1], steps=9), tmp_path)
+    said = tmp_path / "output"
     for name, given in (("rate", 0.5), ("batch", 8), ("text", tmp_path / "text")):
-        code, said = said_by(tmp_path, alone, **{name: given})
-        assert code and f"settings: {name}: expected" in said, said
+        (rank,) = fork(tmp_path, LAYOUTS[1], **{name: given})
+        rank.join(PATIENCE)
+        assert rank.exitcode == 1 and f"settings: {name}: expected" in said.read_text()
     part = next(tmp_path.glob("kept/step-00000009/*.distcp"))
     part.write_bytes(part.read_bytes()[:-9])
-    code, said = said_by(tmp_path, alone)
-    assert code == 0 and "from step 6" in said, said
-    assert "step-00000009 is damaged" in said and "damaged-00000009" in said
+    finish(fork(tmp_path, LAYOUTS[1]), tmp_path)
+    assert "from step 6" in said.read_text()
+    assert (tmp_path / "kept" / "damaged-00000009").is_dir()
     found = losses(tmp_path)
     assert [step for step, _ in found] == [*range(1, 10), *range(7, STEPS + 1)]
     assert all(abs(loss - expected[step]) < 1e-9 for step, loss in found)
