@@ -272,7 +272,7 @@ def share_copies(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     return fully_shard(model, mesh=mesh)
 
 
-def clip_gradients(model: nn.Module, longest: float) -> float:
+def clip_gradients(model: nn.Module, longest: int | float) -> float:
     """Shortens the gradient of the whole model where it is too long; on all ranks alike.
 
     What is dealt out is added up over its ranks, what is whole on each counts once. A

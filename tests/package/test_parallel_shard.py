@@ -456,3 +456,28 @@ def test_a_model_in_shares_writes():
 def test_no_group_is_an_error_that_says_what_to_do(as_shipped):
     with pytest.raises(RuntimeError, match="no process group"):
         parallel.token_mean(torch.zeros(2))
+
+
+def clipped(rank, longest):
+    torch.manual_seed(3)
+    model, _ = a_model(rank, 2)
+    model(torch.arange(10)[None]).square().sum().backward()
+    length = parallel.clip_gradients(model, longest)
+    again = parallel.clip_gradients(model, longest)
+    return length, again, [x.grad.full_tensor() for x in model.parameters()]
+
+
+@pytest.mark.parametrize("longest", [0.5, 1e9])
+def test_gradients_are_clipped_over_all_meshes(longest):
+    torch.manual_seed(3)
+    model = LanguageModel(**SIZES, num_heads=4)
+    model(torch.arange(10)[None]).square().sum().backward()
+    expected = float(torch.nn.utils.clip_grad_norm_(model.parameters(), longest))
+    assert expected > 1
+    for length, again, gradients in run(clipped, 4, longest):
+        assert abs(length - expected) < 1e-4 * expected
+        assert abs(again - min(longest, expected)) < 1e-4 * again
+        for x, y in zip(model.parameters(), gradients, strict=True):
+            assert torch.allclose(x.grad, y, rtol=1e-3, atol=1e-6 * expected)
+    with pytest.raises(ValueError, match="longest: expected a positive number, got 0"):
+        parallel.clip_gradients(model, 0)
