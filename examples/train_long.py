@@ -13,12 +13,17 @@ checkpoints:
 
 The ranks that remain, all / (context · tensor), have texts of their own. The parts of a
 text trade tokens for heads, or, with --attention ring, pass their keys around. Call it
-again after a crash, with as many ranks as you like: it goes on from the last checkpoint.
+again after a crash, with as many ranks as you like: it goes on from the last checkpoint
+that is whole, if model, rate, batch and text are those that it was trained with. One run
+has a folder at a time.
 """
 
 import argparse
+import hashlib
 import os
+import threading
 import time
+import uuid
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -32,6 +37,8 @@ from attnlib.parallel import (
     HeadAttention,
     RingAttention,
     TokensBefore,
+    claim_folder,
+    clip_gradients,
     load_checkpoint,
     save_checkpoint,
     share_copies,
@@ -40,6 +47,8 @@ from attnlib.parallel import (
 )
 
 ATTENTIONS = {"heads": HeadAttention, "ring": RingAttention}
+# What the steps depend on, compared when a run goes on; any ranks compute the same.
+KEPT = ("batch", "tokens", "width", "heads", "layers", "rate", "clip", "float64")
 
 
 def read_options():
@@ -50,6 +59,8 @@ def read_options():
         options.add_argument(f"--{name}", type=int, default=default)
     options.add_argument("--attention", choices=ATTENTIONS, default="heads")
     options.add_argument("--rate", type=float, default=1e-3)
+    options.add_argument("--clip", type=float, default=1.0, help="of the gradient's length")
+    options.add_argument("--text", type=Path, help="a file; without one, Python's help")
     options.add_argument("--folder", type=Path, default=Path("checkpoints"))
     options.add_argument("--losses", type=Path, help="where to add a line a step")
     options.add_argument("--float64", action="store_true")
@@ -58,9 +69,15 @@ def read_options():
 
 def refuse_bad_sizes(options, ranks):
     """The same on each rank, so that all refuse."""
-    for name in ("context", "tensor", "batch", "tokens", "steps", "every", "layers"):
-        if getattr(options, name) < 1:
-            raise SystemExit(f"--{name}: expected 1 or more")
+    for name, given in vars(options).items():
+        if isinstance(given, int) and not isinstance(given, bool) and given < 1:
+            raise SystemExit(f"--{name}: expected 1 or more, got {given}")
+        if isinstance(given, float) and not 0 < given < float("inf"):
+            raise SystemExit(f"--{name}: expected a positive number, got {given}")
+    if options.width % (2 * options.heads):
+        raise SystemExit(
+            f"--width: expected an even number for each of {options.heads} heads"
+        )
     parts = options.context * options.tensor
     if ranks % parts:
         raise SystemExit(f"--context · --tensor: {parts} does not divide {ranks} ranks")
@@ -76,6 +93,49 @@ def refuse_bad_sizes(options, ranks):
     return ranks // parts
 
 
+def read_text(options):
+    """Its letters, as numbers, how many kinds there are, and a digest to know it by."""
+    if options.text:
+        text = options.text.read_text("utf-8")
+    else:
+        text = "\n\n".join(topics[name] for name in sorted(topics))
+    if len(text) <= options.tokens:
+        raise SystemExit(f"--tokens: expected fewer than the text's {len(text)} letters")
+    letters = sorted(set(text))
+    place = {letter: i for i, letter in enumerate(letters)}
+    ids = torch.tensor([place[letter] for letter in text])
+    return ids, len(letters), hashlib.sha256(text.encode()).hexdigest()
+
+
+def end_with(parent):
+    """Ends this rank when whoever started it has ended, who alone would stop it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def of_this_start(store, rank, ranks):
+    """The store without what ranks have written there that are dead.
+
+    Each agent of torchrun counts its own starts, so these are no name in common. Rank 0
+    makes one up, and answers whoever asks now, until all of them have it.
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"asks {rank}", own)
+        name = store.get(f"answer to {own}").decode()
+        store.set(f"{name} has {rank}", "it")
+        return dist.PrefixStore(name, store)
+    missing = set(range(1, ranks))
+    while missing:
+        for other in missing:
+            if store.check([f"asks {other}"]):
+                store.set("answer to " + store.get(f"asks {other}").decode(), own)
+        missing = {other for other in missing if not store.check([f"{own} has {other}"])}
+        time.sleep(0.02)
+    return dist.PrefixStore(own, store)
+
+
 def texts_of(ids, step, options):
     """The texts of a step: the same with any ranks, before and after a crash."""
     drawn = torch.Generator().manual_seed(step)
@@ -85,13 +145,16 @@ def texts_of(ids, step, options):
 
 def main():
     options = read_options()
+    if "WORLD_SIZE" not in os.environ:
+        raise SystemExit("start it with torchrun: see the first lines of this file")
     data = refuse_bad_sizes(options, int(os.environ["WORLD_SIZE"]))  # before they meet
+    ids, kinds, digest = read_text(options)
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store, rank, ranks = next(dist.rendezvous("env://"))
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # no address of the dead
-    store = dist.PrefixStore(f"start {again}", store)
+    store = of_this_start(store, rank, ranks)
     backend = "nccl" if gpu else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     device = "cuda" if gpu else "cpu"
@@ -112,15 +175,11 @@ def main():
     copies = mesh["copies"].get_group()
     at_text, at_part, _ = grid.get_coordinate()
 
-    text = "\n\n".join(topics[name] for name in sorted(topics))
-    letters = sorted(set(text))
-    place = {letter: i for i, letter in enumerate(letters)}
-    ids = torch.tensor([place[letter] for letter in text])
-
+    claim_folder(options.folder)
     attention = ATTENTIONS[options.attention]
     torch.manual_seed(0)  # the same weights on each rank
     model = LanguageModel(
-        len(letters),
+        kinds,
         options.tokens,
         options.width,
         options.heads,
@@ -131,7 +190,8 @@ def main():
     split_layers(model, mesh["tensor"])
     share_copies(model, mesh["copies"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, foreach=False)
-    start = load_checkpoint(options.folder, model, optimizer)
+    settings = {name: getattr(options, name) for name in KEPT} | {"text": digest}
+    start = load_checkpoint(options.folder, model, optimizer, settings=settings)
     first = dist.get_rank() == 0
     if first:
         print(f"{data} × {options.context} × {options.tensor} ranks, from step {start}")
@@ -151,6 +211,7 @@ def main():
         loss, mean = token_mean(losses, copies)
         optimizer.zero_grad()
         loss.backward()
+        clip_gradients(model, options.clip)
         optimizer.step()
         if first:
             rate = (step - start) * options.batch * options.tokens
@@ -160,7 +221,7 @@ def main():
                 with options.losses.open("a") as log:
                     log.write(f"{step} {mean.item()!r}\n")
         if step % options.every == 0 or step == options.steps:
-            save_checkpoint(options.folder, step, model, optimizer)
+            save_checkpoint(options.folder, step, model, optimizer, settings=settings)
     dist.destroy_process_group()
 
 

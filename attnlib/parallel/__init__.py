@@ -5,7 +5,7 @@ tensor of one rank, to be called by every rank of a group. The names below are s
 chapter.
 """
 
-from attnlib.parallel.checkpoints import load_checkpoint, save_checkpoint
+from attnlib.parallel.checkpoints import claim_folder, load_checkpoint, save_checkpoint
 from attnlib.parallel.collectives import (
     Traffic,
     add_up,
@@ -26,6 +26,7 @@ from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
     SplitColumns,
     SplitRows,
+    clip_gradients,
     share_copies,
     split_layers,
     token_mean,
@@ -59,6 +60,8 @@ __all__ = [
     "split_layers",
     "share_copies",
     "token_mean",
+    "clip_gradients",
     "save_checkpoint",
     "load_checkpoint",
+    "claim_folder",
 ]

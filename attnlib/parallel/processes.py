@@ -295,6 +295,7 @@ def watch(
     frames = traceback.extract_stack(sys._current_frames()[main])
     places = [Path(frame.filename) for frame in frames]
     inside = any(place.parts[-3:-1] == ("torch", "distributed") for place in places)
+    inside |= ".wait(" in (frames[-1].line or "")  # of a request, which leaves no frame
     at = next((f for f in reversed(frames) if f.filename == file), frames[-1])
     report("late", (f"{at.name}, line {at.lineno}", inside))
     wait(sentinels, 3 * GRACE)  # the caller ends us before

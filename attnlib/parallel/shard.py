@@ -6,6 +6,7 @@ It is called on each rank of a group of `torch.distributed`, by all of them.
 Derived in chapter 25, "Heads, layers, copies" (book/25_heads_layers_copies.ipynb).
 """
 
+import math
 import re
 from collections.abc import Callable
 
@@ -159,8 +160,8 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
 
     Returns:
         The model. All ranks give it the same tokens and get the same logits. An optimizer
-        is made afterwards: the parameters are others. Its gradients are whole or parts,
-        which `torch.nn.utils.clip_grad_norm_` refuses; exercise 25.3 has their length.
+        is made afterwards: the parameters are others. Its gradients lie on one mesh or
+        another, which `torch.nn.utils.clip_grad_norm_` refuses: see `clip_gradients`.
 
     Raises:
         ValueError: on every rank: not a `LanguageModel`, or with another feed-forward
@@ -269,6 +270,39 @@ def share_copies(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def clip_gradients(model: nn.Module, longest: int | float) -> float:
+    """Shortens the gradient of the whole model where it is too long; on all ranks alike.
+
+    What is dealt out is added up over its ranks, what is whole on each counts once. A
+    length that is not finite stays, and so do the gradients.
+
+    Args:
+        model: after backward; dealt out by `split_layers`, `share_copies`, both or none.
+        longest: the length that the gradient may have, above 0.
+
+    Returns:
+        The length that it had.
+
+    Raises:
+        ValueError: longest is not a positive number.
+
+    Source: chapter 25, exercise 25.3.
+    """
+    if not (isinstance(longest, int | float) and longest > 0):
+        raise ValueError(f"longest: expected a positive number, got {longest!r}")
+    gradients = [x.grad for x in model.parameters() if x.grad is not None]
+    squares: dict[object, Tensor] = {}  # one collective for each mesh
+    for gradient in gradients:
+        mesh, own = getattr(gradient, "device_mesh", None), gradient.detach().square().sum()
+        squares[mesh] = squares[mesh] + own if mesh in squares else own
+    whole = (x.full_tensor() if isinstance(x, DTensor) else x for x in squares.values())
+    length = float(sum(whole)) ** 0.5
+    if longest < length < math.inf:
+        for gradient in gradients:
+            gradient.detach().mul_(longest / length)
+    return length
 
 
 def token_mean(

@@ -289,10 +289,14 @@ def ends(rank, how, path):
             os._exit(3)
         if how == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if how == "never comes":
+        if how in ("never comes", "never shifts"):
             time.sleep(60)
     if how == "returns" or (rank == 1 and how == "leaves"):
         return rank
+    if how == "never shifts":
+        return parallel.post_shift(
+            [torch.ones(2)]
+        )()  # which waits in no function of PyTorch's
     return all_gather(torch.ones(2))
 
 
@@ -317,6 +321,7 @@ def gone(path):
         ("exits", ["rank 1 died (exit code 3)"]),
         ("is killed", ["rank 1 died (exit code -9)"]),
         ("never comes", ["rank 1 did not come: ends, line "]),
+        ("never shifts", ["rank 1 did not come: ends, line ", "rank 0 waits in ends"]),
         ("leaves", ["rank 0 waits in ends, line ", "rank 1 had returned"]),
     ],
 )
@@ -326,7 +331,11 @@ def test_a_rank_that_fails_is_named_and_nobody_is_left(how, said, tmp_path):
     if said is None:
         assert parallel.run(ends, 3, how, str(path), timeout=20) == [0, 1, 2]
     else:
-        late = how in ("never comes", "leaves")  # if one fails, the others get no more time
+        late = how in (
+            "never comes",
+            "never shifts",
+            "leaves",
+        )  # if one fails, the others get no more time
         with pytest.raises(parallel.RankError) as caught:
             parallel.run(ends, 3, how, str(path), timeout=2 if late else 20)
         assert all(words in str(caught.value) for words in said)

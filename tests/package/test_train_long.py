@@ -46,14 +46,11 @@ def arguments(folder, layout, **given):
     return [f"--{name}={value}" for name, value in options.items()] + ["--float64"]
 
 
-def torchrun(folder, layout):
-    """As a user calls it: all ranks are started anew where one dies.
-
-    Each start has names of its own in the store, or it would look for ranks that are dead.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--max-restarts", "12", "--monitor-interval", "0.1"]
-    command += ["--nproc-per-node", str(layout[0]), str(PROGRAM)]
+def torchrun(folder, layout, nodes=("--standalone",)):
+    """As a user calls it: all ranks are started anew where one dies."""
+    command = [sys.executable, "-m", "torch.distributed.run", *nodes]
+    command += ["--max-restarts", "12", "--monitor-interval", "0.1", str(PROGRAM)]
+    command[-1:-1] = ["--nproc-per-node", str(layout[0] // (2 if len(nodes) > 1 else 1))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "output").open("a") as output:
         return subprocess.Popen(
@@ -62,27 +59,34 @@ def torchrun(folder, layout):
         )
 
 
-def one_rank(rank, port, folder, layout):
+def one_rank(rank, port, folder, layout, given):
     """What torchrun starts, in a process that has the imports of its parent."""
-    sys.argv = ["train_long.py", *arguments(folder, layout)]
+    sys.argv = ["train_long.py", *arguments(folder, layout, **given)]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(layout[0])}
+    sys.stdout = sys.stderr = (folder / "output").open("a", buffering=1)
     for stream in (1, 2):
-        os.dup2(os.open(folder / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
+        os.dup2(sys.stdout.fileno(), stream)
     torch.set_num_threads(1)
     TRAIN.main()
 
 
-def fork(folder, layout):
-    """The processes of all ranks, in a moment."""
-    folder.mkdir(exist_ok=True)
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def fork(folder, layout, **given):
+    """The processes of all ranks, in a moment."""
+    folder.mkdir(exist_ok=True)
+    port = free_port()
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=one_rank, args=(rank, port, folder, layout), daemon=True)
+        context.Process(
+            target=one_rank, args=(rank, port, folder, layout, given), daemon=True
+        )
         for rank in range(layout[0])
     ]
     for rank in ranks:
@@ -226,24 +230,68 @@ def test_many_kills_lose_nothing(tmp_path, expected, record_testsuite_property):
     assert cut >= 5, "too few were killed in writing for a test of that"
 
 
+def workers(folder, process):
+    """Ranks that this torchrun has started."""
+    ranks = []
+    for pid in called_with(folder):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ranks += [pid] * (int(status[1]) == process.pid)
+    return ranks
+
+
+def go_on(folder, processes, until):
+    """Waits for `until`, while all of the commands run."""
+    wait_until(until, lambda: all(p.poll() is None for p in processes), folder)
+    said = (folder / "output").read_text()[-2000:]
+    assert losses(folder)[-1][0] < STEPS, f"it was done before it was killed: {said}"
+
+
 @pytest.mark.costly("training/torchrun", *DEPENDS)
-def test_torchrun_goes_on_where_a_rank_died_and_with_other_ranks(tmp_path, expected):
-    process = torchrun(tmp_path, LAYOUTS[2])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_goes_on_whoever_is_killed(tmp_path, expected, nodes):
+    """A rank, on each node in turn; then every torchrun, whose ranks end by themselves."""
+
+    def start(layout):
+        if nodes == 1:
+            return [torchrun(tmp_path, layout)]
+        options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
+        options += [f"127.0.0.1:{free_port()}", "--rdzv-id", "any"]
+        return [torchrun(tmp_path, layout, options) for _ in range(2)]
+
+    processes = start(LAYOUTS[2])
     try:
-        for kills_left in (2, 1, 0):
-            wait_until(more_lines(tmp_path, 2), lambda: process.poll() is None, tmp_path)
-            assert losses(tmp_path)[-1][0] < STEPS, "it was done before it was killed"
-            if kills_left:
-                os.kill(max(pid for pid in called_with(tmp_path) if pid != process.pid), 9)
+        for process in (*processes[::-1], *processes):
+            go_on(tmp_path, processes, more_lines(tmp_path, 1))
+            os.kill(workers(tmp_path, process)[0], signal.SIGKILL)
+        go_on(tmp_path, processes, more_lines(tmp_path, 1))
+        for process in processes:
+            process.kill()
+        processes += start(LAYOUTS[2 if nodes == 2 else 0])  # at once
+        for process in processes[nodes:]:
+            assert process.wait(PATIENCE) == 0, (tmp_path / "output").read_text()[-2000:]
     finally:
-        end_torchrun(process, tmp_path)
-    refuse_lost_steps(tmp_path, expected)
-    process = torchrun(tmp_path, LAYOUTS[0])
-    try:
-        assert process.wait(PATIENCE) == 0, (tmp_path / "output").read_text()[-2000:]
-    finally:
-        end_torchrun(process, tmp_path)
+        for process in processes:
+            end_torchrun(process, tmp_path)
     refuse_lost_steps(tmp_path, expected, STEPS)
+
+
+def test_another_run_is_refused_and_a_damaged_checkpoint_is_told(tmp_path, expected):
+    (tmp_path / "text").write_text("another text " * 9)
+    finish(fork(tmp_path, LAYOUTS[1], steps=9), tmp_path)
+    said = tmp_path / "output"
+    for name, given in (("rate", 0.5), ("batch", 8), ("text", tmp_path / "text")):
+        (rank,) = fork(tmp_path, LAYOUTS[1], **{name: given})
+        rank.join(PATIENCE)
+        assert rank.exitcode == 1 and f"settings: {name}: expected" in said.read_text()
+    part = next(tmp_path.glob("kept/step-00000009/*.distcp"))
+    part.write_bytes(part.read_bytes()[:-9])
+    finish(fork(tmp_path, LAYOUTS[1]), tmp_path)
+    assert "from step 6" in said.read_text()
+    assert (tmp_path / "kept" / "damaged-00000009").is_dir()
+    found = losses(tmp_path)
+    assert [step for step, _ in found] == [*range(1, 10), *range(7, STEPS + 1)]
+    assert all(abs(loss - expected[step]) < 1e-9 for step, loss in found)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +301,10 @@ def test_torchrun_goes_on_where_a_rank_died_and_with_other_ranks(tmp_path, expec
         ((3, 3, 1, "heads"), {}, "3 parts do not divide 16"),
         ((2, 2, 1, "heads"), {"heads": 1}, "2 parts do not divide 1"),
         ((2, 1, 1, "heads"), {"batch": 1}, "expected 2 texts or more"),
+        ((1, 1, 1, "heads"), {"heads": 0}, "--heads: expected 1 or more, got 0"),
+        ((1, 1, 1, "heads"), {"heads": 3}, "--width: expected an even number for each"),
+        ((1, 1, 1, "heads"), {"rate": -1.0}, "--rate: expected a positive number"),
+        ((1, 1, 1, "heads"), {"tokens": 10**9}, "--tokens: expected fewer than the text's"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(tmp_path, monkeypatch, layout, sizes, said):
@@ -261,4 +313,11 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path, monkeypatch, layout, sizes,
     monkeypatch.setattr(sys, "argv", given)
     monkeypatch.setenv("WORLD_SIZE", str(layout[0]))
     with pytest.raises(SystemExit, match=said):
+        TRAIN.main()
+
+
+def test_without_torchrun_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_long.py", *arguments(tmp_path, LAYOUTS[1])])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit, match="start it with torchrun"):
         TRAIN.main()

@@ -80,7 +80,9 @@ def token_mean(losses, group=None):
 
 
 # parallel.checkpoints.save_checkpoint
-def save_checkpoint(folder, step, model, optimizer, keep=2):
+def save_checkpoint(
+    folder, step, model, optimizer, *, schedule=None, settings=None, keep=2
+):
     def finish():
         if not first:
             return []
@@ -95,10 +97,12 @@ def save_checkpoint(folder, step, model, optimizer, keep=2):
             shutil.rmtree(gone)
         return []
 
+    claim_folder(folder)
     agree_after("save_checkpoint", begin)
     agree_after("save_checkpoint", find)
-    weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=partial)
+    dcp.save({"model": model.state_dict(), "optimizer": tensors}, checkpoint_id=partial)
     agree_after("save_checkpoint", list)
+    found = digests(partial)
+    agree_after("save_checkpoint", seal)
     agree_after("save_checkpoint", finish)
     return done
