@@ -82,23 +82,9 @@ def save_checkpoint(
         run = as_bytes(told | {"settings": dict(settings or {})})
         partial, done = (Path(folder, f"{name}-{step:08d}") for name in ("partial", "step"))
         if first:
-            refuse_old_step(Path(folder), step)
-            for left in (done, *Path(folder).glob("partial-*")):  # cut off in writing
-                shutil.rmtree(left, ignore_errors=True)
-            partial.mkdir(parents=True)
+            clear_for(partial, done, step)
             write(partial / RUN, run)
         return [step, keep, sorted((settings or {}).items())]
-
-    def find() -> list[object]:
-        if not partial.is_dir():
-            raise ValueError(f"folder: expected one that all ranks see, got {folder}")
-        return []
-
-    def seal() -> list[object]:
-        if first:
-            lines = (f"{digest}  {name}\n" for name, digest in sorted(found.items()))
-            write(partial / SUMS, "".join(lines).encode())
-        return []
 
     def finish() -> list[object]:
         if first:
@@ -112,11 +98,11 @@ def save_checkpoint(
 
     claim_folder(folder)
     agree_after("save_checkpoint", begin)
-    agree_after("save_checkpoint", find)
+    agree_after("save_checkpoint", lambda: refuse_unseen(partial))
     dcp.save({"model": model.state_dict(), "optimizer": tensors}, checkpoint_id=partial)
     agree_after("save_checkpoint", list)  # all parts are written
     found = digests(partial)
-    agree_after("save_checkpoint", seal)
+    agree_after("save_checkpoint", lambda: seal(partial, found))
     agree_after("save_checkpoint", finish)
     return done
 
@@ -283,6 +269,28 @@ def digests(path: Path) -> dict[str, str]:
     return {n: digest for part in every for n, digest in part.items() if n != SUMS}
 
 
+def clear_for(partial: Path, done: Path, step: int) -> None:
+    """Makes an empty folder for the parts; what was cut off in writing goes.
+
+    Source: chapter 25.
+    """
+    refuse_old_step(partial.parent, step)
+    for left in (done, *partial.parent.glob("partial-*")):
+        shutil.rmtree(left, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def seal(path: Path, found: Mapping[str, str]) -> list[object]:
+    """Writes the checksums of a checkpoint, on the first rank.
+
+    Source: chapter 25.
+    """
+    if rank_and_size(None)[0] == 0:
+        lines = (f"{digest}  {name}\n" for name, digest in sorted(found.items()))
+        write(path / SUMS, "".join(lines).encode())
+    return []
+
+
 def state_of(model: nn.Module, optimizer: Optimizer) -> tuple[dict, dict]:
     """What an optimizer has: tensors, by names of parameters; and the rest, in plain words.
 
@@ -367,6 +375,16 @@ def refuse_old_step(folder: Path, step: int) -> None:
     if any(last >= step for last in finished(folder)):
         expected = f"expected more than {finished(folder)[-1]}, the last in {folder}"
         raise ValueError(f"step: {expected}, got {step}")
+
+
+def refuse_unseen(path: Path) -> list[object]:
+    """Refuses a folder that this rank does not see.
+
+    Source: chapter 25.
+    """
+    if not path.is_dir():
+        raise ValueError(f"folder: expected one that all ranks see, got {path.parent}")
+    return []
 
 
 def facts_of(

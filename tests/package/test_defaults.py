@@ -26,6 +26,7 @@ USUAL = {
     **{"step": 1e-3, "tolerance": 1e-8, "seed": 0, "dims": 1, "least": 1},
     **{"backend": "auto", "split_size": 256, "where": "", "name": "attnlib"},
     **{"dim": 0, "hops": 1, "problem": "", "pieces": 8, "timeout": 60.0, "keep": 2},
+    "wait": 10.0,
     **{"order": "contiguous", "prefix": "", "ignored": (), "after": 2.0},
     **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64},
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),

@@ -99,10 +99,10 @@ def save_checkpoint(
 
     claim_folder(folder)
     agree_after("save_checkpoint", begin)
-    agree_after("save_checkpoint", find)
+    agree_after("save_checkpoint", lambda: refuse_unseen(partial))
     dcp.save({"model": model.state_dict(), "optimizer": tensors}, checkpoint_id=partial)
     agree_after("save_checkpoint", list)
     found = digests(partial)
-    agree_after("save_checkpoint", seal)
+    agree_after("save_checkpoint", lambda: seal(partial, found))
     agree_after("save_checkpoint", finish)
     return done
