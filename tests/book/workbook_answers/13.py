@@ -13,8 +13,9 @@ def merge_states(a, b):
     maximum = torch.where(a.maximum > b.maximum, a.maximum, b.maximum).detach()
     parts = [s.total * torch.exp(s.maximum - finite(maximum)) for s in (a, b)]
     total = parts[0] + parts[1]
-    share = (parts[1] / nonzero(total)).unsqueeze(-1)
-    return SoftmaxState(maximum, total, torch.lerp(a.output, b.output, share))
+    shares = torch.stack(parts).div(nonzero(total)).unsqueeze(-1)
+    outputs = torch.stack([a.output, b.output])
+    return SoftmaxState(maximum, total, (shares * outputs).sum(dim=0))
 
 
 # online_softmax.online_attention

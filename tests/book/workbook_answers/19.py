@@ -114,6 +114,7 @@ def paged_attention(query, cache, sequences, *, causal=True, scale=None, split_s
         value = gather(cache.values, table, tokens)
         return key, value, ~(tokens > last)
 
+    most, d_v = int(table.lengths.max()), cache.values.shape[-1]
     everything = torch.arange(most, device=query.device)
     if split_size is None:
         output = attend_fused(rows, *read(everything), causal=False, scale=scale)
