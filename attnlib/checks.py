@@ -774,12 +774,8 @@ def refuse_bad_append(
 def memory_of(cache: CacheLike) -> list[Any]:
     """What a cache writes to: itself, or sequences of a pool that others may share.
 
-    Nothing, if it says `keeps = False`, as `attnlib.parallel.TokensBefore` does.
-
     Source: chapter 17; the contract, appendix A.
     """
-    if not getattr(cache, "keeps", True):
-        return []
     pool = getattr(cache, "cache", None)
     if pool is None:
         return [id(cache)]

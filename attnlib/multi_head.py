@@ -305,6 +305,18 @@ def head_sizes(
     return d_k, require_kv_heads(num_kv_heads, num_heads)
 
 
+def text_of_ranks(attention: nn.Module, tokens: int) -> tuple[Tensor, int] | None:
+    """Where this process's tokens stand in a text that several share, and its length.
+
+    `None` where the heads see what this process has, as nearly always.
+
+    Source: chapter 24, eq-zigzag.
+    """
+    heads = attention[0] if isinstance(attention, nn.ModuleList) else attention
+    ask = getattr(heads, "text_of_ranks", None)
+    return None if ask is None else ask(tokens)
+
+
 def turn_heads(
     rotary: Rotary,
     q: Float[Tensor, "*batch heads queries d_k"],
@@ -356,12 +368,14 @@ def place_heads(
             or the mask must be. A `WindowCache` is for heads with a window.
         positions: for rotary only: where the queries stand, integers (N,) or
             (..., N), or the first of N in a row. In self-attention the keys stand
-            there, too, otherwise at 0 to M - 1. `None` means the last N of M places.
+            there, too, otherwise at 0 to M - 1. `None` means the last N of M places,
+            or what heads say that share a text with other processes.
 
     Raises:
         TypeError: positions that are no integers.
         ValueError: a cache that is full, holds other sequences or forgets what a head sees,
-            positions without rotary, or rotary with a cache and keys of their own.
+            positions without rotary, or rotary with a cache and keys of their own; or with
+            either of them, where several processes share the text.
 
     Source: chapter 17, eq-cached-attention; chapter 16, eq-rotary-score.
     """
@@ -369,6 +383,11 @@ def place_heads(
         tokens = q.select(-3, 0)  # (..., queries, d_k): all heads have the same places
         refuse_bad_positions(positions, tokens, rotary=layer.rotary is not None)
         held = None if cache is None else len(cache)
+        if (text := text_of_ranks(layer.attention, q.shape[-2])) is not None:
+            if cache is not None or not own_keys:
+                what = "key, cache: expected None beside rotary"
+                raise ValueError(f"{what}, since several ranks share the text")
+            positions = text[0].to(q.device) if positions is None else positions
         q, k = turn_heads(layer.rotary, q, k, positions, own_keys, held)
     if cache is not None:
         require_window_kept(layer.attention, cache)

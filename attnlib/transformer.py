@@ -31,7 +31,12 @@ from attnlib.feed_forward import Activation, FeedForwardNetwork
 from attnlib.generation import sample
 from attnlib.layer_norm import LayerNorm
 from attnlib.masks import Mask
-from attnlib.multi_head import AttentionLike, MultiHeadAttention, Rotary
+from attnlib.multi_head import (
+    AttentionLike,
+    MultiHeadAttention,
+    Rotary,
+    text_of_ranks,
+)
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
 
@@ -268,7 +273,8 @@ class LanguageModel(nn.Module):
             cache: a `KVCache` for each block, with the tokens before these; n counts those
                 and these together.
             padding: how many columns at the front of each sequence of the batch, (batch,),
-                hold no token; those in the cache are counted, too.
+                hold no token; those in the cache are counted, too. Neither fits heads that
+                share the text with other processes, such as `RingAttention`.
             last: of how many tokens at the end to return the logits; `None` means all.
 
         Raises:
@@ -376,9 +382,33 @@ class LanguageModel(nn.Module):
         if padding is not None:
             places, mask = padded_places(require_padding(padding, ids), start, end)
             shared = {"positions": places, "mask": mask}
+        if (text := self.text_of_ranks(ids, cache, padding)) is not None:
+            places, shared = text, {"positions": text}
         if isinstance(self.positions, Tensor):  # which is added; otherwise the blocks turn
             del shared["positions"]
         return places, [shared | own for own in parts]
+
+    def text_of_ranks(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        cache: Sequence[CacheLike] | bool | None,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None,
+    ) -> Int[Tensor, " tokens"] | None:
+        """Where these tokens stand in a text that several ranks share; see chapter 24.
+
+        Raises:
+            ValueError: more tokens on all ranks than context_length; a cache or padding.
+        """
+        text = text_of_ranks(self.blocks[0].attention.attention, ids.shape[-1])
+        if text is None:
+            return None
+        if cache or padding is not None:
+            what = "cache, padding: expected None"
+            raise ValueError(f"{what}, since several ranks share the text")
+        if text[1] > self.longest:
+            expected = f"expected at most context_length = {self.longest} tokens"
+            raise ValueError(f"ids: {expected} on all ranks together, got {text[1]}")
+        return text[0].to(ids.device)
 
     def start_writing(
         self,
@@ -401,6 +431,8 @@ class LanguageModel(nn.Module):
             )
         require_ids(ids, ids.shape[-1])
         require_count("length", length, least=0)
+        if self.text_of_ranks(ids, cache, padding) is not None:
+            raise ValueError("ids: expected the whole text, and several ranks share it")
         read = ids.shape[-1] + max(0, length - 1)  # the last token drawn is not read
         if padding is not None:
             padding = require_padding(padding, ids, least=1)

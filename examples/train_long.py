@@ -36,7 +36,6 @@ from attnlib import LanguageModel
 from attnlib.parallel import (
     HeadAttention,
     RingAttention,
-    TokensBefore,
     claim_folder,
     clip_gradients,
     load_checkpoint,
@@ -200,11 +199,10 @@ def main():
 
     n = options.tokens // options.context
     here = slice(at_part * n, at_part * n + n + 1)  # and the token after
-    before = [TokensBefore(at_part * n)] * options.layers
     began = time.monotonic()
     for step in range(start + 1, options.steps + 1):
         texts = texts_of(ids, step, options).tensor_split(data)[at_text][:, here].to(device)
-        logits = model(texts[:, :-1], cache=before)
+        logits = model(texts[:, :-1])
         losses = F.cross_entropy(
             logits.flatten(0, 1), texts[:, 1:].flatten(), reduction="none"
         )

@@ -33,7 +33,8 @@ def softmax(scores: Float[np.ndarray, "*batch keys"]) -> Float[np.ndarray, "*bat
     top[top == -np.inf] = 0.0  # an empty row: e^(-inf - 0) = 0 everywhere
     weights = scores - top
     np.exp(weights, out=weights)
-    total = weights.sum(axis=-1, keepdims=True)
+    wide = np.result_type(weights, np.float32)  # float16 has no 2049
+    total = weights.sum(axis=-1, keepdims=True, dtype=wide)
     total[total == 0] = 1.0
     weights /= total
     return weights

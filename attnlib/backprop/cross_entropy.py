@@ -45,9 +45,11 @@ class CrossEntropy(Layer):
         shifted = logits - logits.max(axis=-1, keepdims=True)
         right = np.take_along_axis(shifted, targets[..., None], axis=-1)
         exponentials = np.exp(shifted)
-        total = exponentials.sum(axis=-1, keepdims=True)
-        loss = np.mean(np.log(total) - right)
-        self.remember(loss, probabilities=exponentials / total, targets=targets)
+        wide = np.result_type(logits, np.float32)  # float16 has no 2049
+        total = exponentials.sum(axis=-1, keepdims=True, dtype=wide)
+        loss = np.mean(np.log(total) - right).astype(logits.dtype)
+        probabilities = (exponentials / total).astype(logits.dtype, copy=False)
+        self.remember(loss, probabilities=probabilities, targets=targets)
         return loss
 
     def backward(self) -> Float[np.ndarray, "*batch vocab"]:

@@ -60,6 +60,7 @@ class Embedding(Layer):
             ValueError: d_output has not the shape of the output.
         """
         ids = self.recall(d_output)["ids"]
-        grad_weight = np.zeros_like(self.weight)
+        wide = np.result_type(d_output, np.float32)  # in float16, 2048 + 1 is 2048
+        grad_weight = np.zeros(self.weight.shape, wide)
         np.add.at(grad_weight, ids, d_output)
-        self._gradients = {"weight": grad_weight}
+        self._gradients = {"weight": grad_weight.astype(d_output.dtype, copy=False)}

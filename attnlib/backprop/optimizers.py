@@ -11,11 +11,16 @@ from attnlib.backprop.checks import require_rate
 
 
 def zeros_like_parameters(layer: Layer) -> dict[str, np.ndarray]:
-    """For each parameter an array of zeros, by name.
+    """For each parameter an array of zeros, by name, in float32 at least.
+
+    Running means of float16 would lose small gradients, and ε with them.
 
     Source: chapter 12, eq-momentum, eq-adam-moments.
     """
-    return {name: np.zeros_like(array) for name, array in layer.parameters().items()}
+    return {
+        name: np.zeros(array.shape, np.result_type(array, np.float32))
+        for name, array in layer.parameters().items()
+    }
 
 
 class SGD:
@@ -100,7 +105,7 @@ class Adam:
         for name, gradient in gradients.items():
             mean, square = self.means[name], self.squares[name]
             mean += (1 - beta_1) * (gradient - mean)
-            square += (1 - beta_2) * (gradient**2 - square)
+            square += (1 - beta_2) * (gradient.astype(square.dtype) ** 2 - square)
             corrected = mean / (1 - beta_1**self.steps)
             size = np.sqrt(square / (1 - beta_2**self.steps))
             parameters[name] -= self.lr * corrected / (size + self.eps)

@@ -13,6 +13,16 @@ from attnlib.backprop.base import Layer
 from attnlib.backprop.checks import refuse_bad_tokens, require_sizes
 
 
+def sum_tokens(x: Float[np.ndarray, "tokens features"]) -> Float[np.ndarray, "features"]:
+    """The sum over the tokens, in the dtype of x, added up in float32 at least.
+
+    In float16, 2048 + 1 is 2048: a sum of ones would end there.
+
+    Source: chapter 11, eq-projection-backward-bias.
+    """
+    return x.sum(axis=0, dtype=np.result_type(x, np.float32)).astype(x.dtype, copy=False)
+
+
 class Projection(Layer):
     """output = input · W + b, on each token by itself.
 
@@ -81,6 +91,6 @@ class Projection(Layer):
         grad_tall = d_output.reshape(-1, out_features)
         self._gradients = {"W": tall.T @ grad_tall}
         if self.b is not None:
-            self._gradients["b"] = grad_tall.sum(axis=0)
+            self._gradients["b"] = sum_tokens(grad_tall)
         grad_input = grad_tall @ self.W.T
         return grad_input.reshape(*d_output.shape[:-1], in_features)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from attnlib.backprop.base import Layer
 from attnlib.backprop.checks import refuse_bad_tokens as refuse_bad_array
 from attnlib.backprop.checks import require_eps, require_sizes
+from attnlib.backprop.projection import sum_tokens
 
 
 class RMSNormLayer(Layer):
@@ -64,10 +65,9 @@ class RMSNormLayer(Layer):
             ValueError: d_output has not the shape of the output.
         """
         cache = self.recall(d_output)
-        normalized, tokens = cache["normalized"], tuple(range(d_output.ndim - 1))
-        self._gradients = {
-            "gamma": (d_output * normalized).sum(axis=tokens, dtype=d_output.dtype)
-        }
+        normalized, d_model = cache["normalized"], len(self.gamma)
+        grad_gamma = (d_output * normalized).astype(d_output.dtype, copy=False)
+        self._gradients = {"gamma": sum_tokens(grad_gamma.reshape(-1, d_model))}
         g = d_output * self.gamma
         along = (g * normalized).mean(axis=-1, keepdims=True)
         grad_input = (g - along * normalized) * cache["inverse"]

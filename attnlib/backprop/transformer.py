@@ -15,6 +15,7 @@ from attnlib.backprop.embedding import Embedding
 from attnlib.backprop.feed_forward import FeedForwardNetwork
 from attnlib.backprop.layer_norm import LayerNorm
 from attnlib.backprop.multi_head import MultiHeadAttention
+from attnlib.backprop.projection import sum_tokens
 
 
 class TransformerBlock(Layer):
@@ -198,7 +199,8 @@ class LanguageModel(Layer):
             grad_x = block.backward(grad_x)
         grad_x = self.dropout.backward(grad_x)
         grad_positions = np.zeros_like(self.positions)
-        grad_positions[:tokens] = grad_x.reshape(-1, tokens, embed_dim).sum(axis=0)
+        over_texts = sum_tokens(grad_x.reshape(-1, tokens * embed_dim))
+        grad_positions[:tokens] = over_texts.reshape(tokens, embed_dim)
         self._gradients = {"positions": grad_positions}
         self.token_embedding.backward(grad_x)
         # The table is used twice: what the logits send back is added to the gradient.

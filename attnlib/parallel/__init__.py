@@ -20,7 +20,7 @@ from attnlib.parallel.collectives import (
     shift,
 )
 from attnlib.parallel.heads import HeadAttention, head_attention
-from attnlib.parallel.places import TokensBefore, shard_positions
+from attnlib.parallel.places import shard_positions
 from attnlib.parallel.processes import RankError, run
 from attnlib.parallel.ring import RingAttention, ring_attention
 from attnlib.parallel.shard import (
@@ -54,7 +54,6 @@ __all__ = [
     # Chapter 25: heads, layers, copies
     "head_attention",
     "HeadAttention",
-    "TokensBefore",
     "SplitColumns",
     "SplitRows",
     "split_layers",

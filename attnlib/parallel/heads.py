@@ -187,9 +187,8 @@ def head_attention(
 class HeadAttention(WithGroup, BaseAttention):
     """`head_attention` as an attention to plug in, for a text that the ranks share.
 
-    Outside of a process group, and on one rank, it is attention as any other. Within a
-    `LanguageModel`, each rank has to say where its tokens stand, see `TokensBefore`, or it
-    counts positions from 0.
+    Outside of a process group, and on one rank, it is attention as any other. In a
+    `LanguageModel`, or a layer with rotary positions, it tells where its tokens stand.
 
     Args:
         causal, scale, window, group: as for `head_attention`.

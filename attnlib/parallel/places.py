@@ -1,8 +1,7 @@
 # Made from book/24_ring_attention.ipynb by tools/bookkit; see CONTRIBUTING.md.
 """Places: who holds which tokens, who may see whom, and in which step they meet.
 
-Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb), and in chapter 25,
-"Heads, layers, copies" (book/25_heads_layers_copies.ipynb).
+Derived in chapter 24, "Ring attention" (book/24_ring_attention.ipynb).
 """
 
 from collections.abc import Iterator
@@ -226,32 +225,3 @@ def columns(mask: Tensor, rows: slice, positions: Int[Tensor, " keys"]) -> Tenso
     if mask.dim() > 0 and mask.shape[-1] > 1:
         mask = mask[..., positions.to(mask.device)]
     return mask
-
-
-class TokensBefore:
-    """In the place of a cache: says where this rank's tokens stand, and keeps nothing.
-
-    `LanguageModel` counts positions from the length of its caches. A rank that has tokens
-    from place `start` on gives it one of these for each block, and its attention gets the
-    keys of the others from the ranks that have them.
-
-    Args:
-        start: how many tokens of the text stand on the ranks before.
-
-    Source: chapter 25, eq-heads-for-tokens.
-    """
-
-    keeps = False  # so that one may serve all blocks
-
-    def __init__(self, start: int) -> None:
-        self.start, self.capacity = start, 2**62
-
-    def __len__(self) -> int:
-        return self.start
-
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as they came."""
-        return key, value
-
-    def truncate(self, length: int) -> None:
-        """Nothing is kept, so there is nothing to forget."""

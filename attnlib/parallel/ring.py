@@ -416,7 +416,7 @@ def ring_attention(
 
 
 class WithGroup:
-    """What an attention of several ranks has besides: copies share its group.
+    """What an attention of several ranks has besides: a group that copies share.
 
     What fits and what does not, the ranks find out together, so that none waits for one
     that has stopped: such an attention does the whole in its `forward`.
@@ -425,6 +425,18 @@ class WithGroup:
     """
 
     group: dist.ProcessGroup | None
+    order: str = "contiguous"
+
+    def text_of_ranks(self, tokens: int) -> tuple[Int[Tensor, " tokens"], int] | None:
+        """Where this rank's tokens stand in the text, and how many all ranks have of it.
+
+        `None` on one rank. `MultiHeadAttention` and `LanguageModel` ask for it.
+        """
+        rank, size = rank_and_size(self.group)
+        whole = size * tokens
+        return (
+            None if size == 1 else (shard_positions(whole, size, rank, self.order), whole)
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WithGroup":
         """A copy, as for each block of a model, of everything but the group."""
@@ -437,9 +449,8 @@ class WithGroup:
 class RingAttention(WithGroup, BaseAttention):
     """`ring_attention` as an attention to plug in: the text is spread over the ranks.
 
-    Outside of a process group, and on one rank, it is attention as any other. A model
-    counts the positions of its tokens by itself: in a `LanguageModel`, take the order
-    "contiguous", and tell it by `TokensBefore` how many tokens are on the ranks before.
+    Outside of a process group, and on one rank, it is attention as any other. In a
+    `LanguageModel`, or a layer with rotary positions, it tells where its tokens stand.
 
     Args:
         causal: let each query see only keys up to its own position; composes with any mask.

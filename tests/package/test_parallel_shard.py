@@ -214,7 +214,7 @@ def trains_as_one(rank, data, context, tensor, positions, kv_heads, kind):
         loss.backward()
         a.step()
         own = ids.tensor_split(data)[at_text][:, at_part * n : at_part * n + n + 1]
-        logits = model(own[:, :-1], cache=[parallel.TokensBefore(at_part * n)] * 2)
+        logits = model(own[:, :-1])
         losses = F.cross_entropy(
             logits.flatten(0, 1), own[:, 1:].flatten(), reduction="none"
         )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from attnlib import (
     FlashAttention,
+    KVCache,
     MultiHeadAttention,
     parallel,
     refuse_bad_inputs,
@@ -21,7 +22,6 @@ from attnlib import (
 from attnlib.base import BaseAttention
 from attnlib.parallel import (
     RingAttention,
-    TokensBefore,
     places,
     ring_attention,
     shard_positions,
@@ -333,29 +333,47 @@ def test_a_layer_of_heads_on_every_rank(ranks):
     parallel.run(all_layers, ranks)
 
 
-def all_models(rank, window):
+def all_models(rank, window, order, positions):
     ranks = dist.get_world_size()
     group = dist.new_group(list(range(ranks)))
     sizes = {"context_length": TEXT, "num_heads": 4, "num_kv_heads": 2}
-    heads = RingAttention(causal=True, window=window, group=group)
+    sizes["positions"] = positions
+    heads = RingAttention(causal=True, window=window, order=order, group=group)
     model = small_model(**sizes, attention=heads).double()
     assert all(block.attention.attention.group is group for block in model.blocks)
     plain = FlashAttention(causal=True, window=window)
     whole = small_model(**sizes, attention=plain).double()
     ids = torch.randint(11, (2, TEXT), generator=torch.Generator().manual_seed(1))
-    weight, shard = normal(2, TEXT, 11, seed=2), TEXT // ranks
-    mine = slice(rank * shard, (rank + 1) * shard)
-    found = model(ids[:, mine], cache=[TokensBefore(rank * shard) for _ in model.blocks])
-    right = whole(ids)
+    weight, mine = normal(2, TEXT, 11, seed=2), shard_positions(TEXT, ranks, rank, order)
+    found, right = model(ids[:, mine]), whole(ids)
     close(found, right[:, mine], rtol=1e-10)
     (found * weight[:, mine]).sum().backward()
     (right * weight).sum().backward()
     same_gradients(model, whole)
+    if positions == "rotary":
+        tokens, layer = normal(2, TEXT, 16, seed=3), model.blocks[0].attention
+        right, _ = whole.blocks[0].attention(tokens)
+        found, _ = layer(tokens[:, mine])  # a layer by itself asks, too
+        close(found, right[:, mine], rtol=1e-10)
+        with pytest.raises(ValueError, match="key, cache: expected None beside rotary"):
+            layer(tokens[:, mine], tokens[:, mine] + 1)
+        with pytest.raises(ValueError, match="key, cache: expected None beside rotary"):
+            layer(tokens[:, mine], cache=KVCache(TEXT))
+    with pytest.raises(ValueError, match="cache, padding: expected None"):
+        model(ids[:, mine], cache=[KVCache(TEXT) for _ in model.blocks])
+    with pytest.raises(ValueError, match="cache, padding: expected None"):
+        model(ids[:, mine], padding=[1, 0])
+    with pytest.raises(ValueError, match="ids: expected the whole text"):
+        model.generate(ids[:, mine], 1)
+    if window is None:
+        with pytest.raises(ValueError, match=f"on all ranks together, got {2 * TEXT}"):
+            model(ids.repeat(1, 2)[:, : 2 * len(mine)])
 
 
-@pytest.mark.parametrize("window", (None, 6))
-def test_a_model_on_every_rank(window):
-    parallel.run(all_models, 2, window)
+@pytest.mark.parametrize("positions", ("learned", "sinusoidal", "rotary"))
+@pytest.mark.parametrize("order", places.ORDERS)
+def test_a_model_on_every_rank(order, positions):
+    parallel.run(all_models, 2, None if order == "striped" else 6, order, positions)
 
 
 def test_a_copy_has_the_group_and_nothing_else(as_shipped):
