@@ -39,9 +39,11 @@ def refuse_bad_mask(mask: Tensor, query: Tensor, keys: int) -> None:
         )
     scores_shape = (*query.shape[:-1], keys)
     if not broadcasts(mask.shape, scores_shape):
+        padding = query.dim() > 2 and mask.shape == (query.shape[0], keys)
+        advice = "; one row for each sequence is mask[:, None, None], see padding_mask"
         raise ValueError(
             "mask: expected a shape that broadcasts to that of the scores, "
-            f"{scores_shape}, got {tuple(mask.shape)}"
+            f"{scores_shape}, got {tuple(mask.shape)}{advice * padding}"
         )
 
 

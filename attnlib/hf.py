@@ -83,11 +83,13 @@ HARMLESS = frozenset({
     *("position_ids", "cache_position", "position_embeddings", "use_cache"),
     *("past_key_values", "output_hidden_states", "output_router_logits", "return_dict"),
     *("num_items_in_batch", "logits_to_keep", "deterministic"),
+    *("max_length_q", "max_length_k"),  # of the documents in cu_seq_lens
 })  # fmt: skip
 
 
 IN_THE_MASK = ("position_bias", "softcap", "s_aux")
-DONE = ("is_causal", "sliding_window", "output_attentions", *IN_THE_MASK)
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k")  # where documents of one row begin, and its end
+DONE = ("is_causal", "sliding_window", "output_attentions", *IN_THE_MASK, *PACKED)
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +121,30 @@ def refuse_lost_window(window: int | None, keys: int) -> None:
         raise ValueError(
             f"sliding_window: expected a mask that hides what lies before the {window} "
             f"tokens of the window, got None for {keys} keys"
+        )
+
+
+def refuse_lost_documents(starts: Tensor | None, mask: Mask | None) -> None:
+    """Refuses several documents in one row, where the mask lets one look into another.
+
+    Args:
+        starts: where each begins, and the end (documents + 1,); `None` if there is one.
+        mask: as the model gave it.
+
+    Raises:
+        ValueError: no mask, or one that allows the last token of a document to the first
+            of the next.
+
+    Source: chapter 22.
+    """
+    if starts is None or len(starts) < 3:
+        return
+    first = starts[1:-1].long()
+    seen = None if mask is None else mask[..., first, first - 1]
+    if seen is None or (seen if seen.dtype == torch.bool else seen > -1e4).any():
+        raise ValueError(
+            "cu_seq_lens_q: expected a mask that keeps the documents of a row apart; give "
+            "the model position_ids that begin anew with each"
         )
 
 
@@ -208,7 +234,8 @@ def attend_for_model(
         scaling: factor on the scores; `None` means 1/√d_k.
         dropout: probability of dropping a weight, while `module` trains.
         options: `is_causal`, `sliding_window`, `softcap`, `s_aux` (sinks), `position_bias`
-            and `output_attentions` are done; others are refused, unless they can't matter.
+            and `output_attentions` are done, and `cu_seq_lens_q` where the mask does it;
+            others are refused, unless they can't matter.
 
     Returns:
         Output with tokens before heads, and the weights or `None`.
@@ -225,6 +252,7 @@ def attend_for_model(
     causal = bool(causal) and attention_mask is None and queries > 1
     if causal:  # aligned top left: what comes after the square holds nothing yet
         key, value = key[..., :queries, :], value[..., :queries, :]
+    refuse_lost_documents(known["cu_seq_lens_q"], attention_mask)
     if attention_mask is None:
         refuse_lost_window(known["sliding_window"], key.shape[-2])
     mask, query = attention_mask, scaled_query(query, scaling)

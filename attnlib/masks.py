@@ -132,7 +132,8 @@ def padding_mask(
 
     Args:
         lengths: number of words of each sequence, (batch,).
-        max_length: number of keys; `None` means the largest of the lengths.
+        max_length: number of keys; `None` means the largest of the lengths, which a
+            program on a GPU has to wait for.
         device: where to make the mask; `None` means where the lengths are.
 
     Returns:
@@ -140,7 +141,9 @@ def padding_mask(
 
     Raises:
         TypeError: lengths that are not whole numbers.
-        ValueError: not a list of lengths, or a length below 0 or above max_length.
+        ValueError: not a list of lengths, or a length below 0 or above max_length. Lengths
+            on a GPU, or while `torch.compile` traces, are not looked at if there is a
+            max_length: they count as 0 and as max_length there.
 
     Source: chapter 5; the contract, appendix A.
     """
@@ -152,9 +155,10 @@ def padding_mask(
         raise ValueError(
             f"lengths: expected one number for each sequence, got {lengths.tolist()}"
         )
-    longest = int(lengths.max()) if lengths.numel() else 0
-    max_length = longest if max_length is None else max_length
-    if longest > max_length or (lengths < 0).any():
+    if max_length is None:
+        max_length = int(lengths.max()) if lengths.numel() else 0
+    at_hand = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+    if at_hand and ((lengths > max_length) | (lengths < 0)).any():
         raise ValueError(
             f"lengths: expected numbers between 0 and max_length = {max_length}, "
             f"got {lengths.tolist()}"

@@ -305,6 +305,15 @@ def head_sizes(
     return d_k, require_kv_heads(num_kv_heads, num_heads)
 
 
+# What PyTorch's layer is called with, and what says the same here.
+WORDS_OF_TORCH = {
+    "attn_mask": "; a mask of PyTorch's is mask=mask_from_torch(attn_mask)",
+    "key_padding_mask": "; that is mask=mask_from_torch(key_padding_mask=...)",
+    "is_causal": "; heads with causal=True are: attention=FlashAttention(causal=True)",
+    "average_attn_weights": "; the weights are a list: torch.stack(weights).mean(dim=0)",
+}
+
+
 def text_of_ranks(attention: nn.Module, tokens: int) -> tuple[Tensor, int] | None:
     """Where this process's tokens stand in a text that several share, and its length.
 
@@ -355,6 +364,7 @@ def place_heads(
     *,
     cache: CacheLike | None = None,
     positions: Int[Tensor, "..."] | int | None = None,
+    **others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
     """Queries and keys at their positions; keys, values and mask of all that a cache holds.
 
@@ -370,15 +380,19 @@ def place_heads(
             (..., N), or the first of N in a row. In self-attention the keys stand
             there, too, otherwise at 0 to M - 1. `None` means the last N of M places,
             or what heads say that share a text with other processes.
+        others: no part of a call; refused by name.
 
     Raises:
-        TypeError: positions that are no integers.
+        TypeError: positions that are no integers; another part.
         ValueError: a cache that is full, holds other sequences or forgets what a head sees,
             positions without rotary, or rotary with a cache and keys of their own; or with
             either of them, where several processes share the text.
 
     Source: chapter 17, eq-cached-attention; chapter 16, eq-rotary-score.
     """
+    for name in others:
+        advice = WORDS_OF_TORCH.get(name, "")
+        raise TypeError(f"{name}: expected mask, need_weights, cache or positions{advice}")
     if layer.rotary is not None or positions is not None:
         tokens = q.select(-3, 0)  # (..., queries, d_k): all heads have the same places
         refuse_bad_positions(positions, tokens, rotary=layer.rotary is not None)

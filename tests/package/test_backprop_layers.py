@@ -24,6 +24,7 @@ from attnlib.backprop import (
     LayerNorm,
     Projection,
     ReLU,
+    RMSNormLayer,
     SiLU,
     cast,
     complex_step,
@@ -470,6 +471,52 @@ NUMBERS = {
 
 def rng(seed):
     return np.random.default_rng(seed)
+
+
+def test_sums_of_float16_go_on_beyond_2048():
+    """There 2048 + 1 is 2048: a sum one by one would stop."""
+    n = 4096
+    ones = np.ones((n, 3), np.float16)
+    layers = {"b": Projection(3, 3), "beta": LayerNorm(3), "gamma": RMSNormLayer(3)}
+    for name, layer in layers.items():
+        layer = cast(layer, np.float16)
+        layer.forward(ones)
+        layer.backward(ones)
+        found = layer.gradients()[name]
+        assert found.dtype == np.float16 and np.all(found == n), name
+    table = cast(Embedding(2, 3), np.float16)
+    table.forward(np.zeros(n, int))
+    table.backward(ones)
+    assert table.gradients()["weight"].tolist() == [[n] * 3, [0] * 3]
+    columns = np.zeros((n, 2), np.float16, order="F")  # whose rows are not in one piece
+    assert np.allclose(backprop.softmax(columns.T), 1 / n, rtol=1e-3)
+    loss = CrossEntropy().forward(columns.T, np.zeros(2, int))
+    assert loss.dtype == np.float16 and abs(loss - math.log(n)) < 0.01
+
+
+def test_positions_of_many_short_texts_in_float16():
+    model, found = cast(backprop.LanguageModel(2, 1, 4, 2, 1, rng=rng(0)), np.float16), []
+    for texts in (1, 4096):
+        logits = model.forward(np.zeros((texts, 1), int))
+        model.backward(np.broadcast_to(np.float16([0.1, 0]), logits.shape))
+        found.append(model.gradients()["positions"] / np.float16(texts))
+    assert relative_error(*found) < 0.01
+
+
+@pytest.mark.parametrize("kind", [backprop.SGD, backprop.Adam])
+def test_steps_in_float16_are_finite_and_those_of_float64(kind):
+    """A row without gradient has v = 0, and ε = 10⁻⁸ is 0 in float16."""
+    found = []
+    for dtype in (np.float64, np.float16):
+        table = cast(Embedding(3, 2, rng(0)), dtype)
+        optimizer = kind(table, lr=0.1)
+        for _ in range(4):
+            output = table.forward(np.array([0, 1]))
+            table.backward(np.full_like(output, 1e-4))
+            optimizer.step()
+        assert table.weight.dtype == dtype
+        found.append(table.weight.astype(float))
+    assert np.allclose(*found, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

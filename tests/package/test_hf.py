@@ -234,6 +234,26 @@ def test_weights_of_gpt2(make):
         model(IDS, output_attentions=True)
 
 
+def test_documents_packed_into_one_row(make):
+    """The mask keeps them apart, if the positions tell of them; otherwise it is refused."""
+    model = make("Llama").eval()
+    model.set_attn_implementation("attnlib")
+    ids, starts = IDS[:1, :9], torch.tensor([0, 4, 9], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+    lengths |= {"max_length_q": 5, "max_length_k": 5}
+    places = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    packed = model(ids, position_ids=places, use_cache=False, **lengths).logits
+    alone = [model(ids[:, part]).logits for part in (slice(4), slice(4, 9))]
+    close(packed, torch.cat(alone, dim=1), atol=1e-5)
+    with pytest.raises(ValueError, match="cu_seq_lens_q: expected a mask that keeps"):
+        model(ids, use_cache=False, **lengths)
+    seen = torch.ones_like(ids)  # no padding: a mask, or none, by the version
+    with pytest.raises(ValueError, match="cu_seq_lens_q: expected a mask that keeps"):
+        model(ids, attention_mask=seen, use_cache=False, **lengths)
+    one = {"cu_seq_lens_q": starts[[0, 2]], "cu_seq_lens_k": starts[[0, 2]]}
+    close(model(ids, **one).logits, model(ids).logits)
+
+
 def test_modern_bert(make):
     """It passes `deterministic`, which is for the kernels of others."""
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
@@ -396,7 +416,7 @@ def test_numbers_as_a_mask_with_cap_and_sink():
         ({"sliding_window": 3}, "sliding_window: expected a mask .* 3 tokens .* 6 keys"),
         ({"block_indices": 1}, "block_indices: expected nothing"),
         ({"cache": object()}, "cache: expected nothing, .* got object"),
-        ({"cu_seq_lens_q": torch.tensor([0, 6])}, "cu_seq_lens_q: expected nothing"),
+        ({"cu_seq_lens_q": torch.tensor([0, 2, 6])}, "cu_seq_lens_q: expected a mask"),
     ],
 )
 def test_options_that_nobody_knows_are_refused(options, message):

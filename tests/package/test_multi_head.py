@@ -4,6 +4,7 @@ import copy
 import gc
 import importlib
 import pkgutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -121,6 +122,9 @@ VALUES = {
         lambda: TWO(X, MEMORY[..., :11]),
     "key: expected leading dimensions (2, 2) as query, got shape (1, 2, 7, 6)":
         lambda: TWO(X, MEMORY[:1]),
+    "mask: …, (2, 3, 5, 5), got (2, 5); one row for each sequence is "
+    "mask[:, None, None], see padding_mask":
+        lambda: MultiHeadAttention(12, 3)(X, mask=torch.ones(2, 5) > 0),
     "lengths: expected one number for each sequence, got [[3, 1]]":
         lambda: padding_mask([[3, 1]]),
     "input: …, the last of 4 features, got shape (5,)":
@@ -154,10 +158,33 @@ TYPES = {
     "key: …as the weights, got torch.float64": lambda: TWO(X, MEMORY.double()),
     "lengths: expected whole numbers, got [2.5, 1.0]": lambda: padding_mask([2.5, 1.0]),
     "lengths: …numbers, got [True, True]": lambda: padding_mask(torch.ones(2) > 0),
+    "attn_mask: …; a mask of PyTorch's is mask=mask_from_torch(attn_mask)":
+        lambda: TWO(X, attn_mask=torch.ones(5, 5) > 0),
+    "key_padding_mask: …; that is mask=mask_from_torch(key_padding_mask=...)":
+        lambda: TWO(X, key_padding_mask=torch.ones(2, 5) > 0),
+    "is_causal: …; heads with causal=True are: attention=FlashAttention(causal=True)":
+        lambda: TWO(X, is_causal=True),
+    "chace: expected mask, need_weights, cache or positions": lambda: TWO(X, chace=1),
     "residual: expected a floating-point tensor, got tensor([1, 1, 1])":
         lambda: PhysicsGuidedAttention().guide(torch.ones(3, dtype=torch.int64)),
 }  # fmt: skip
 test_types = each_refused(TypeError, TYPES)
+
+
+def test_padding_in_one_compiled_graph(as_shipped):
+    """Its lengths decide nothing while it is traced, if the longest is known."""
+    torch.compiler.reset()
+    made = torch.compile(lambda x: padding_mask(x, 4), fullgraph=True, backend="eager")
+    lengths = torch.tensor([3, 0, 4])
+    assert torch.equal(made(lengths), padding_mask(lengths, 4))
+
+
+def test_several_threads_on_one_layer():
+    inputs = [normal(2, 5, 12, seed=i).float() for i in range(6)]
+    expected = [TWO(x)[0] for x in inputs]
+    with ThreadPoolExecutor(6) as pool:
+        for found in (list(pool.map(lambda x: TWO(x)[0], inputs)) for _ in range(20)):
+            assert all(map(torch.equal, found, expected))
 
 
 @given(
