@@ -252,7 +252,8 @@ def attend_for_model(
     causal = bool(causal) and attention_mask is None and queries > 1
     if causal:  # aligned top left: what comes after the square holds nothing yet
         key, value = key[..., :queries, :], value[..., :queries, :]
-    refuse_lost_documents(known["cu_seq_lens_q"], attention_mask)
+    if not getattr(module, "layer_idx", None):  # once a model: it may wait for a GPU
+        refuse_lost_documents(known["cu_seq_lens_q"], attention_mask)
     if attention_mask is None:
         refuse_lost_window(known["sliding_window"], key.shape[-2])
     mask, query = attention_mask, scaled_query(query, scaling)
