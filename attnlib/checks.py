@@ -124,7 +124,8 @@ def fitting(
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
     tensors = tensors and isinstance(value, Tensor)
     kind = query.device.type if tensors else "cpu"
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    if known and torch.is_autocast_enabled(kind):
         query, key, value, mask = as_autocast(query, key, value, mask)
     if not (  # in one look what refuse_bad_inputs looks for one by one
         tensors
