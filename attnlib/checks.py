@@ -47,14 +47,6 @@ def refuse_bad_mask(mask: Tensor, query: Tensor, keys: int) -> None:
         )
 
 
-def at_hand(x: Tensor) -> bool:
-    """Whether looking at the numbers makes nobody wait for a GPU, and breaks no graph.
-
-    Source: the contract, appendix A.
-    """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether a tensor of one shape can be repeated to fill the other.
 
@@ -911,7 +903,8 @@ def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0
     Raises:
         TypeError: not integers.
         ValueError: another number of sequences, below 0, or too few tokens left. Numbers
-            that are not `at_hand` count as 0 where they are below, if least is 0.
+            on a GPU, or while `torch.compile` traces, are looked at only if least is not 0:
+            what is below 0 counts as 0 there.
 
     Source: chapter 17; the contract, appendix A.
     """
@@ -924,8 +917,8 @@ def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0
             f"shape {tuple(padding.shape)} for ids of shape {tuple(ids.shape)}"
         )
     most = ids.shape[-1] - least
-    looked_at = least or at_hand(padding)
-    if looked_at and ((padding < 0).any() or (least and (padding > most).any())):
+    at_hand = padding.device.type == "cpu" and not torch.compiler.is_compiling()
+    if (at_hand or least) and ((padding < 0).any() or (least and (padding > most).any())):
         wanted = f"numbers between 0 and {most}" if least else "numbers of at least 0"
         raise ValueError(f"padding: expected {wanted}, got {padding.tolist()}")
     return padding.clamp(min=0).to(ids.device, non_blocking=True)
@@ -1126,4 +1119,5 @@ def under_autocast(device: torch.device) -> bool:
     Source: the contract, appendix A.
     """
     kind = device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    return known and torch.is_autocast_enabled(kind)

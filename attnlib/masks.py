@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnlib.checks import at_hand
-
 # True = may attend, or numbers that are added to the scores; broadcasts to the scores.
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
 
@@ -159,7 +157,8 @@ def padding_mask(
         )
     if max_length is None:
         max_length = int(lengths.max()) if lengths.numel() else 0
-    if at_hand(lengths) and ((lengths > max_length) | (lengths < 0)).any():
+    at_hand = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+    if at_hand and ((lengths > max_length) | (lengths < 0)).any():
         raise ValueError(
             f"lengths: expected numbers between 0 and max_length = {max_length}, "
             f"got {lengths.tolist()}"

@@ -326,24 +326,32 @@ def text_of_ranks(attention: nn.Module, tokens: int) -> tuple[Tensor, int] | Non
     return None if ask is None else ask(tokens)
 
 
+def refuse_other_parts(others: dict[str, Any]) -> None:
+    """Refuses what is no part of a call, and says what PyTorch's words are here.
+
+    Raises:
+        TypeError: there is one.
+
+    Source: chapter 17.
+    """
+    for name in others:
+        advice = WORDS_OF_TORCH.get(name, "")
+        raise TypeError(f"{name}: expected mask, need_weights, cache or positions{advice}")
+
+
 def turn_heads(
     rotary: Rotary,
     q: Float[Tensor, "*batch heads queries d_k"],
     k: Float[Tensor, "*batch kv_heads keys d_k"],
     positions: Int[Tensor, "..."] | int | None,
     own_keys: bool,
-    held: int | None,
 ) -> tuple[
     Float[Tensor, "*batch heads queries d_k"], Float[Tensor, "*batch kv_heads keys d_k"]
 ]:
-    """Queries and keys, turned by their positions; see `MultiHeadAttention.forward`.
+    """Queries and keys, turned by their positions; see `place_heads`.
 
     Source: chapter 16, eq-rotary-score.
     """
-    if held is not None:  # by a cache
-        if not own_keys:
-            raise ValueError("key: expected None beside rotary and a cache")
-        positions = held if positions is None else positions
     if positions is None:
         return rotary(q, k.shape[-2] - q.shape[-2]), rotary(k, 0)
     if isinstance(positions, Tensor) and positions.dim() > 1:
@@ -352,6 +360,33 @@ def turn_heads(
         both = rotary(torch.cat([q, k], dim=-3), positions)
         return both[..., : q.shape[-3], :, :], both[..., q.shape[-3] :, :, :]
     return rotary(q, positions), rotary(k, positions if own_keys else 0)
+
+
+def places_of(
+    layer: "MultiHeadAttention",
+    q: Float[Tensor, "*batch heads queries d_k"],
+    positions: Int[Tensor, "..."] | int | None,
+    own_keys: bool,
+    cache: CacheLike | None,
+) -> Int[Tensor, "..."] | int | None:
+    """The positions as given, or as a cache or heads of several ranks tell them.
+
+    Raises:
+        TypeError, ValueError: see `place_heads`.
+
+    Source: chapter 17, eq-cached-attention; chapter 24, eq-zigzag.
+    """
+    tokens = q.select(-3, 0)  # (..., queries, d_k): all heads have the same places
+    refuse_bad_positions(positions, tokens, rotary=layer.rotary is not None)
+    text = text_of_ranks(layer.attention, q.shape[-2])
+    if not own_keys and (cache is not None or text is not None):
+        why = "a cache" if text is None else "a text that several ranks share"
+        raise ValueError(f"key: expected None beside rotary and {why}")
+    if text is not None and cache is not None:
+        raise ValueError("cache: expected None beside rotary where ranks share the text")
+    if positions is None and text is not None:
+        return text[0].to(q.device)
+    return len(cache) if positions is None and cache is not None else positions
 
 
 def place_heads(
@@ -390,19 +425,10 @@ def place_heads(
 
     Source: chapter 17, eq-cached-attention; chapter 16, eq-rotary-score.
     """
-    for name in others:
-        advice = WORDS_OF_TORCH.get(name, "")
-        raise TypeError(f"{name}: expected mask, need_weights, cache or positions{advice}")
+    refuse_other_parts(others)
     if layer.rotary is not None or positions is not None:
-        tokens = q.select(-3, 0)  # (..., queries, d_k): all heads have the same places
-        refuse_bad_positions(positions, tokens, rotary=layer.rotary is not None)
-        held = None if cache is None else len(cache)
-        if (text := text_of_ranks(layer.attention, q.shape[-2])) is not None:
-            if cache is not None or not own_keys:
-                what = "key, cache: expected None beside rotary"
-                raise ValueError(f"{what}, since several ranks share the text")
-            positions = text[0].to(q.device) if positions is None else positions
-        q, k = turn_heads(layer.rotary, q, k, positions, own_keys, held)
+        positions = places_of(layer, q, positions, own_keys, cache)
+        q, k = turn_heads(layer.rotary, q, k, positions, own_keys)
     if cache is not None:
         require_window_kept(layer.attention, cache)
         refuse_hidden_padding(cache, "mask", mask)

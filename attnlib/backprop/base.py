@@ -35,42 +35,6 @@ class Layer:
     _recalled: bool = True  # whether a backward has come since the last forward
     _replaced: bool = False  # whether that forward took the place of one without backward
 
-    def parts(self) -> dict[str, "Layer"]:
-        """The layers that this one is made of, by name."""
-        return {name: x for name, x in self._public() if isinstance(x, Layer)}
-
-    def parameters(self) -> dict[str, np.ndarray]:
-        """The arrays that are learned, by name: themselves, so that they can be updated."""
-        found = {name: x for name, x in self._public() if isinstance(x, np.ndarray)}
-        for part, layer in self.parts().items():
-            found |= {f"{part}.{name}": array for name, array in layer.parameters().items()}
-        return found
-
-    def gradients(self) -> dict[str, np.ndarray]:
-        """The gradients that the last backward has found, with the keys of `parameters`.
-
-        Raises:
-            RuntimeError: there was no backward yet.
-        """
-        found = dict(self._gradients or {})
-        for part, layer in self.parts().items():
-            found |= {f"{part}.{name}": array for name, array in layer.gradients().items()}
-        if missing := [name for name in self.parameters() if name not in found]:
-            what = f"{type(self).__name__}: no gradient of {', '.join(missing)}"
-            raise RuntimeError(f"{what}: call backward first")
-        return {name: found[name] for name in self.parameters()}
-
-    def train(self, mode: bool = True) -> "Layer":
-        """Sets `training` here and in all parts; returns the layer."""
-        self.training = mode
-        for part in self.parts().values():
-            part.train(mode)
-        return self
-
-    def eval(self) -> "Layer":
-        """The same as `train(False)`."""
-        return self.train(False)
-
     def remember(self, output: np.ndarray | np.inexact, **cache: Any) -> None:
         """Keeps what backward will need, in place of what an earlier forward kept.
 
@@ -112,6 +76,42 @@ class Layer:
                 raise ValueError(f"d_output: {expected}, got {d_output.shape}")
         self._recalled = True
         return self._cache
+
+    def parts(self) -> dict[str, "Layer"]:
+        """The layers that this one is made of, by name."""
+        return {name: x for name, x in self._public() if isinstance(x, Layer)}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The arrays that are learned, by name: themselves, so that they can be updated."""
+        found = {name: x for name, x in self._public() if isinstance(x, np.ndarray)}
+        for part, layer in self.parts().items():
+            found |= {f"{part}.{name}": array for name, array in layer.parameters().items()}
+        return found
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """The gradients that the last backward has found, with the keys of `parameters`.
+
+        Raises:
+            RuntimeError: there was no backward yet.
+        """
+        found = dict(self._gradients or {})
+        for part, layer in self.parts().items():
+            found |= {f"{part}.{name}": array for name, array in layer.gradients().items()}
+        if missing := [name for name in self.parameters() if name not in found]:
+            what = f"{type(self).__name__}: no gradient of {', '.join(missing)}"
+            raise RuntimeError(f"{what}: call backward first")
+        return {name: found[name] for name in self.parameters()}
+
+    def train(self, mode: bool = True) -> "Layer":
+        """Sets `training` here and in all parts; returns the layer."""
+        self.training = mode
+        for part in self.parts().values():
+            part.train(mode)
+        return self
+
+    def eval(self) -> "Layer":
+        """The same as `train(False)`."""
+        return self.train(False)
 
     def forget(self) -> None:
         """Drops what forward has kept, here and in all parts."""

@@ -38,116 +38,6 @@ def merge_heads(
     return side_by_side.reshape(*leading, heads * d_k)
 
 
-class EachHead(Layer):
-    """A different attention for each head, as one attention of all heads.
-
-    Args:
-        heads: the attentions, each a `Layer` with the forward and backward of
-            `ScaledDotProductAttention`.
-
-    Source: chapter 12, eq-split-backward.
-    """
-
-    def __init__(self, heads: Sequence[Layer]) -> None:
-        self.heads = list(heads)
-
-    def parts(self) -> dict[str, Layer]:
-        """The attentions, by the numbers of their heads."""
-        return {str(h): head for h, head in enumerate(self.heads)}
-
-    def forward(
-        self,
-        query: Float[np.ndarray, "*batch heads queries d_k"],
-        key: Float[np.ndarray, "*batch heads keys d_k"],
-        value: Float[np.ndarray, "*batch heads keys d_v"],
-        mask: Mask | None = None,
-    ) -> tuple[
-        Float[np.ndarray, "*batch heads queries d_v"], list[np.ndarray | None] | None
-    ]:
-        """Output (..., heads, N, d_v), a list of each head's weights, or `None` if none.
-
-        Args:
-            query: shape (..., heads, N, d_k).
-            key: shape (..., heads, M, d_k).
-            value: shape (..., heads, M, d_v).
-            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M).
-
-        Raises:
-            TypeError, ValueError: what the attentions refuse.
-        """
-        outputs, weights = [], []
-        for h, head in enumerate(self.heads):
-            own = mask
-            if mask is not None and mask.ndim == 4:
-                own = mask[:, h if mask.shape[1] > 1 else 0]
-            q, k, v = (x[..., h, :, :] for x in (query, key, value))
-            output, of_head = head.forward(q, k, v, own)
-            outputs.append(output)
-            weights.append(of_head)
-        output = np.stack(outputs, axis=-3)
-        self.remember(output)
-        formed = any(of_head is not None for of_head in weights)
-        return output, weights if formed else None
-
-    def backward(
-        self, d_output: Float[np.ndarray, "*batch heads queries d_v"]
-    ) -> tuple[
-        Float[np.ndarray, "*batch heads queries d_k"],
-        Float[np.ndarray, "*batch heads keys d_k"],
-        Float[np.ndarray, "*batch heads keys d_v"],
-    ]:
-        """The gradients of query, key and value.
-
-        Raises:
-            RuntimeError: there was no forward yet.
-            TypeError: d_output is not floating point, or not of the dtype of the output.
-            ValueError: d_output has not the shape of the output.
-        """
-        self.recall(d_output)
-        per_head = [
-            head.backward(d_output[..., h, :, :]) for h, head in enumerate(self.heads)
-        ]
-        d_query, d_key, d_value = (
-            np.stack(d, axis=-3) for d in zip(*per_head, strict=True)
-        )
-        return d_query, d_key, d_value
-
-
-def make_heads(
-    attention: type[Layer] | Layer | Sequence[Layer] | None, num_heads: int
-) -> Layer:
-    """One attention of all heads, whatever was given.
-
-    Args:
-        attention: a class that can be made without arguments, an instance, a list of
-            num_heads instances, or `None` for the scaled dot product.
-        num_heads: number of heads.
-
-    Raises:
-        TypeError: something else.
-        ValueError: a list of another length.
-
-    Source: chapter 12; chapter 5 for the words.
-    """
-    if attention is None:
-        return ScaledDotProductAttention()
-    if isinstance(attention, type) and issubclass(attention, Layer):
-        return attention()
-    if isinstance(attention, Layer):
-        return attention
-    if not isinstance(attention, list | tuple) or not all(
-        isinstance(head, Layer) for head in attention
-    ):
-        wanted = "attention: expected a Layer with a backward, its class, or a list of them"
-        raise TypeError(f"{wanted}, got {attention!r}")
-    if len(attention) != num_heads:
-        count = len(attention)
-        raise ValueError(
-            f"attention: expected {num_heads} instances, one a head, got {count}"
-        )
-    return EachHead(attention)
-
-
 class MultiHeadAttention(Layer):
     """Concat(head_1, …, head_h) W^O, head_i = Attention(X_Q W_i^Q, X_K W_i^K, X_V W_i^V).
 
@@ -262,3 +152,113 @@ class MultiHeadAttention(Layer):
         if kept["shared_key"]:
             d_query, d_key = d_query + d_key, None
         return d_query, d_key, d_value
+
+
+class EachHead(Layer):
+    """A different attention for each head, as one attention of all heads.
+
+    Args:
+        heads: the attentions, each a `Layer` with the forward and backward of
+            `ScaledDotProductAttention`.
+
+    Source: chapter 12, eq-split-backward.
+    """
+
+    def __init__(self, heads: Sequence[Layer]) -> None:
+        self.heads = list(heads)
+
+    def parts(self) -> dict[str, Layer]:
+        """The attentions, by the numbers of their heads."""
+        return {str(h): head for h, head in enumerate(self.heads)}
+
+    def forward(
+        self,
+        query: Float[np.ndarray, "*batch heads queries d_k"],
+        key: Float[np.ndarray, "*batch heads keys d_k"],
+        value: Float[np.ndarray, "*batch heads keys d_v"],
+        mask: Mask | None = None,
+    ) -> tuple[
+        Float[np.ndarray, "*batch heads queries d_v"], list[np.ndarray | None] | None
+    ]:
+        """Output (..., heads, N, d_v), a list of each head's weights, or `None` if none.
+
+        Args:
+            query: shape (..., heads, N, d_k).
+            key: shape (..., heads, M, d_k).
+            value: shape (..., heads, M, d_v).
+            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M).
+
+        Raises:
+            TypeError, ValueError: what the attentions refuse.
+        """
+        outputs, weights = [], []
+        for h, head in enumerate(self.heads):
+            own = mask
+            if mask is not None and mask.ndim == 4:
+                own = mask[:, h if mask.shape[1] > 1 else 0]
+            q, k, v = (x[..., h, :, :] for x in (query, key, value))
+            output, of_head = head.forward(q, k, v, own)
+            outputs.append(output)
+            weights.append(of_head)
+        output = np.stack(outputs, axis=-3)
+        self.remember(output)
+        formed = any(of_head is not None for of_head in weights)
+        return output, weights if formed else None
+
+    def backward(
+        self, d_output: Float[np.ndarray, "*batch heads queries d_v"]
+    ) -> tuple[
+        Float[np.ndarray, "*batch heads queries d_k"],
+        Float[np.ndarray, "*batch heads keys d_k"],
+        Float[np.ndarray, "*batch heads keys d_v"],
+    ]:
+        """The gradients of query, key and value.
+
+        Raises:
+            RuntimeError: there was no forward yet.
+            TypeError: d_output is not floating point, or not of the dtype of the output.
+            ValueError: d_output has not the shape of the output.
+        """
+        self.recall(d_output)
+        per_head = [
+            head.backward(d_output[..., h, :, :]) for h, head in enumerate(self.heads)
+        ]
+        d_query, d_key, d_value = (
+            np.stack(d, axis=-3) for d in zip(*per_head, strict=True)
+        )
+        return d_query, d_key, d_value
+
+
+def make_heads(
+    attention: type[Layer] | Layer | Sequence[Layer] | None, num_heads: int
+) -> Layer:
+    """One attention of all heads, whatever was given.
+
+    Args:
+        attention: a class that can be made without arguments, an instance, a list of
+            num_heads instances, or `None` for the scaled dot product.
+        num_heads: number of heads.
+
+    Raises:
+        TypeError: something else.
+        ValueError: a list of another length.
+
+    Source: chapter 12; chapter 5 for the words.
+    """
+    if attention is None:
+        return ScaledDotProductAttention()
+    if isinstance(attention, type) and issubclass(attention, Layer):
+        return attention()
+    if isinstance(attention, Layer):
+        return attention
+    if not isinstance(attention, list | tuple) or not all(
+        isinstance(head, Layer) for head in attention
+    ):
+        wanted = "attention: expected a Layer with a backward, its class, or a list of them"
+        raise TypeError(f"{wanted}, got {attention!r}")
+    if len(attention) != num_heads:
+        count = len(attention)
+        raise ValueError(
+            f"attention: expected {num_heads} instances, one a head, got {count}"
+        )
+    return EachHead(attention)

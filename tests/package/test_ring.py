@@ -355,9 +355,9 @@ def all_models(rank, window, order, positions):
         right, _ = whole.blocks[0].attention(tokens)
         found, _ = layer(tokens[:, mine])  # a layer by itself asks, too
         close(found, right[:, mine], rtol=1e-10)
-        with pytest.raises(ValueError, match="key, cache: expected None beside rotary"):
+        with pytest.raises(ValueError, match="key: expected None beside rotary and a text"):
             layer(tokens[:, mine], tokens[:, mine] + 1)
-        with pytest.raises(ValueError, match="key, cache: expected None beside rotary"):
+        with pytest.raises(ValueError, match="cache: expected None beside rotary where"):
             layer(tokens[:, mine], cache=KVCache(TEXT))
     with pytest.raises(ValueError, match="cache, padding: expected None"):
         model(ids[:, mine], cache=[KVCache(TEXT) for _ in model.blocks])
