@@ -1,7 +1,6 @@
 """The workbook: no answer in it, ours pass, a mistake is named, and nothing is lost."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -352,7 +351,9 @@ def test_what_was_written_before_is_kept(folder, says):
     lines = history.read_text("utf-8").splitlines()
     assert [json.loads(line)["source"][-1] for line in lines] == ["1", "2"]
     (folder / "yours" / "answers.json").write_text("{", encoding="utf-8")
-    says()
+    assert "yours/answers.json was damaged, and is kept as yours/answers-dam" in says()
+    (aside,) = (folder / "yours").glob("answers-damaged-*.json")
+    assert aside.read_text("utf-8") == "{"
     assert Store(folder, {}).kept[NAME]["now"][-1] == "3"
     assert "is empty again" in says("reset", "apply_mask")
     assert "raise NotImplementedError" in cell_of(folder, NAME)
@@ -367,10 +368,111 @@ def test_two_runs_at_once_and_an_interrupted_write(folder):
     assert [run.wait(60) for run in runs] == [0, 0, 0]
     assert Store(folder, {}).kept[NAME]["now"] == MINE
     (folder / "yours" / "answers.json.77.new").write_text("{", encoding="utf-8")
-    (folder / "yours" / "lock").touch()
-    old = time.time() - 1000
-    os.utime(folder / "yours" / "lock", (old, old))
-    assert check(folder).returncode == 0
+    assert check(folder).returncode == 0  # and nothing has kept the lock
+
+
+def test_two_runs_keep_what_both_have_found(folder):
+    """`check.py all` takes long, and answers come in meanwhile."""
+    long, short = Workbook(folder), Workbook(folder)
+    desk_says(folder, MINE)
+    short.state["passed"]["b"], short.state["lent"]["c"] = "1", True
+    short.save()
+    long.state["passed"]["a"] = "2"
+    long.save()
+    long.sync()
+    book = Workbook(folder)
+    assert book.state["passed"] == {"a": "2", "b": "1"} and book.state["lent"] == {
+        "c": True
+    }
+    assert book.store.kept[NAME]["now"] == MINE
+    book.state["lent"] = {}
+    book.save()
+    assert Workbook(folder).state["lent"] == {}
+
+
+def desk_says(folder, source):
+    """A cell of an open notebook runs, which its editor has not saved."""
+    Desk(folder, "01").ran(SimpleNamespace(info=SimpleNamespace(raw_cell=source)))
+
+
+def test_a_kernel_writes_no_notebook(folder, capsys):
+    """Its editor would ask which of two versions counts, and one of them is lost."""
+    write(folder, {NAME: MINE})
+    Workbook(folder).sync()
+    write(folder, {NAME: Workbook(folder).store.blanks[NAME]})  # blank again
+    path = folder / "book" / FIRST
+    before = path.read_bytes()
+    desk_says(folder, "# Exercise 1.1: yours\nx = 1")
+    Desk(folder, "01").hint("apply_mask")
+    assert path.read_bytes() == before and "put back" not in capsys.readouterr().out
+    cli.main(folder, [])  # a command does
+    assert cell_of(folder, NAME) == MINE
+
+
+def test_progress_that_is_damaged_is_told_and_kept(folder, says):
+    (folder / "yours").mkdir(exist_ok=True)
+    (folder / "yours" / "progress.json").write_text("[", encoding="utf-8")
+    assert "yours/progress.json was damaged" in says("hint", "apply_mask")
+    assert "Hint 2" in says("hint", "apply_mask")
+
+
+def test_two_cells_of_one_name_are_told(folder):
+    path = folder / "book" / FIRST
+    notebook = json.loads(path.read_text("utf-8"))
+    first, second = MINE, MINE.replace("1", "2")
+    others = [
+        {"cell_type": "code", "source": s, "metadata": {}, "outputs": []}
+        for s in (first, second)
+    ]
+    notebook["cells"] += others
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    said = "Two cells are the answer of `apply_mask`: {} counts; empty the other."
+    assert Workbook(folder).sync() == [said.format("the last")]
+    assert Store(folder, {}).kept[NAME]["now"] == second
+    desk_says(folder, first)
+    for _ in range(2):  # and stays
+        assert Workbook(folder).sync() == [said.format("the one that ran last")]
+    assert Store(folder, {}).kept[NAME]["now"] == first
+    assert len((folder / "yours" / "history.jsonl").read_text("utf-8").splitlines()) == 1
+
+
+def test_a_copy_of_a_notebook_does_not_count(folder):
+    write(folder, {NAME: MINE})
+    path = folder / "book" / FIRST
+    copied = path.with_name("zz-Copy1.ipynb")
+    shutil.copyfile(path, copied)
+    write(folder, {NAME: MINE.replace("1", "2")})
+    assert Workbook(folder).sync() == [
+        f"book/{copied.name} does not count: book/{FIRST} does."
+    ]
+    assert Store(folder, {}).kept[NAME]["now"].endswith("2")
+
+
+def test_an_answer_in_a_cell_that_does_not_run_is_told(folder):
+    path = folder / "book" / FIRST
+    notebook = json.loads(path.read_text("utf-8"))
+    notebook["cells"].append({"cell_type": "raw", "source": MINE, "metadata": {}})
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    said = f"The answer of `apply_mask` in book/{FIRST} is a raw cell: make it a code cell."
+    assert Workbook(folder).sync() == [said]
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once(folder):
+    shutil.rmtree(folder / "yours", ignore_errors=True)
+    (folder / "yours").write_text("a file", encoding="utf-8")
+    start = time.time()
+    with pytest.raises(SystemExit, match=r"can't be (read|written)"):
+        Workbook(folder).sync()
+    assert time.time() - start < 5
+
+
+def test_another_python_is_told_of_the_environment(folder):
+    shutil.rmtree(folder / "tools" / "bookkit")
+    done = subprocess.run(
+        [sys.executable, folder / "check.py"], capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 2 and "is that the Python of your .venv?" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # What else a reader stumbles over
@@ -595,8 +697,8 @@ def test_an_answer_in_another_cell_is_told(folder):
     kept = [c for c in notebook["cells"] if name_of("".join(c["source"])) != NAME]
     assert said_of(*kept, other).endswith(f"{counts}: put that line back as its first.")
     store = Store(folder, {})
-    store.put(NAME, MINE)
-    store.save()
+    with store.changing():
+        store.put(NAME, MINE)
     said = said_of(*kept)
     assert said.startswith("The cell of `apply_mask`") and "stored answer is" in said
 

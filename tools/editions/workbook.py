@@ -37,7 +37,7 @@ from editions.workbook_page import cells_of
 from editions.workbook_record import read_record
 from release import versions
 from workkit.package import blanks_of, texts_of, write_package
-from workkit.store import Store, only_one
+from workkit.store import Store, homes_of
 
 FOLDER = "attnlib-workbook"
 
@@ -70,12 +70,14 @@ def write_workbook(root: Path, folder: Path, built: Path | None) -> dict[str, di
         write_text(folder / "data" / "chapters" / f"{known['file'][:-6]}.json", text + "\n")
     version = versions(root)["attnlib/__init__.py"]
     furnish(root, folder, data, version, published.site if published else None)
-    with only_one(folder):
-        store = Store(folder, blanks_of(data))
-        store.collect()  # from the old notebooks, before the new ones replace them
+    store = Store(folder, blanks_of(data))
+    with store.changing():
+        store.collect(
+            homes_of(data)
+        )  # from the old notebooks, before new ones replace them
         for name, notebook in notebooks.items():
             renew(folder, name, notebook)
-        store.collect()  # puts the answers into the new ones
+        store.collect(homes_of(data))  # puts the answers into the new ones
     write_package(folder, texts_of(data, store.answers)[0])
     return data
 

@@ -25,7 +25,7 @@ python check.py reset NAME    empties a cell; what it held stays in yours/histor
 python check.py milestone     what you have reached, and how to try the next"""
 
 
-def main(folder: Path, words: list[str]) -> int:
+def main(folder: Path, words: list[str], in_kernel: bool = False) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")
@@ -43,7 +43,7 @@ def main(folder: Path, words: list[str]) -> int:
     options.add_argument("--time", action="store_true", help="compare the time with ours")
     args = options.parse_args(words)
     try:
-        return act(Workbook(folder), args, options)
+        return act(Workbook(folder, in_kernel), args, options)
     except KeyboardInterrupt:
         many = args.what == "all"
         print(f"\nStopped; {'what was done is kept' if many else 'nothing was changed'}.")

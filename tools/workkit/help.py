@@ -8,7 +8,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from workkit.package import book_answer
-from workkit.store import name_of
+from workkit.store import name_of, write_whole
 from workkit.workbook import Workbook
 
 NO_BOOK = (
@@ -94,8 +94,8 @@ def reset(book: Workbook, word: str) -> str:
     """Empties the cell of a definition, or of an exercise such as 3.1."""
     name = word if word in book.store.blanks else book.find(word)[0]
     book.sync()
-    book.store.reset(name)
-    book.store.save()
+    with book.store.changing():
+        book.store.reset(name)
     for path in (book.folder / "book").glob("*.ipynb"):
         notebook = json.loads(path.read_text("utf-8"))
         for cell in notebook["cells"]:
@@ -103,7 +103,7 @@ def reset(book: Workbook, word: str) -> str:
             if cell["cell_type"] == "code" and name_of(source) == name:
                 cell["source"] = book.store.blanks[name].splitlines(keepends=True)
                 text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-                path.write_text(text, encoding="utf-8", newline="\n")
+                write_whole(path, text)
     for kept in ("passed", "failed"):
         book.state[kept].pop(name, None)
     book.save()

@@ -11,7 +11,7 @@ from typing import Any
 
 from workkit import checking, cli
 from workkit import help as helping
-from workkit.store import name_of, only_one
+from workkit.store import name_of
 from workkit.workbook import Workbook
 
 
@@ -25,7 +25,7 @@ class Desk:
         """Runs the checks of this chapter on what you wrote."""
         with contextlib.chdir(self.folder):
             try:
-                cli.main(self.folder, [self.key])
+                cli.main(self.folder, [self.key], in_kernel=True)
             except SystemExit as reason:  # such as another run that goes on
                 print(reason)
 
@@ -39,7 +39,7 @@ class Desk:
 
     def tell(self, action: Callable[[Workbook, str], str], name: str) -> None:
         """What it says, or why it says nothing; a cell is not to end with SystemExit."""
-        book = Workbook(self.folder)
+        book = Workbook(self.folder, in_kernel=True)
         try:
             said = action(book, self.full(name))
         except SystemExit as reason:
@@ -57,10 +57,9 @@ class Desk:
         name = name_of(source)
         if name is None:
             return
-        book = Workbook(self.folder)
-        with only_one(self.folder):
+        book = Workbook(self.folder, in_kernel=True)
+        with book.store.changing():
             book.store.put(name, source)
-            book.store.save()
         for said in book.sync():
             print(said)
         if problem := book.problems.get(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import json
@@ -10,35 +11,40 @@ from pathlib import Path
 from typing import Any
 
 from workkit.package import blanks_of, book_answer, read_data, texts_of, write_package
-from workkit.store import Store, lost, only_one, read_json, write_whole
+from workkit.store import Store, homes_of, lost, only_one, put_aside, read_own, write_whole
+
+KEPT = ("passed", "failed", "lent", "hints", "answers", "equations", "exercises")
+KEPT += ("milestones", "days")  # dictionaries in progress.json, by name
 
 
 class Workbook:
-    """The reader's folder."""
+    """The reader's folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: where it is.
+        in_kernel: whether a notebook runs this, whose editor alone then writes notebooks.
+    """
+
+    def __init__(self, folder: Path, in_kernel: bool = False) -> None:
+        self.folder, self.in_kernel = folder, in_kernel
         self.data = read_data(folder)
         self.state_file = folder / "yours" / "progress.json"
-        self.state: dict[str, Any] = read_json(self.state_file, {})
-        for name in (
-            "passed",
-            "failed",
-            "lent",
-            "hints",
-            "answers",
-            "equations",
-            "exercises",
-            "milestones",
-            "days",
-        ):
-            self.state.setdefault(name, {})
+        self.state: dict[str, Any] = {name: {} for name in KEPT}
+        self.state |= read_own(self.state_file)[0]
+        self.before = copy.deepcopy(self.state)
         self.store = Store(folder, blanks_of(self.data))
         self.problems: dict[str, str] = {}
         self.asides: list[str] = []  # what is to be said before the answer to a word
 
     def save(self) -> None:
-        write_whole(self.state_file, json.dumps(self.state, indent=1))
+        """Writes what has changed here, beside what another run has written since."""
+        with only_one(self.folder):
+            now, damaged = read_own(self.state_file)
+            if damaged:
+                self.asides.append(put_aside(self.state_file))
+            self.state = merged(now, self.before, self.state)
+            write_whole(self.state_file, json.dumps(self.state, indent=1))
+        self.before = copy.deepcopy(self.state)
 
     def state_of(self, name: str) -> str:
         if name in self.store.answers:
@@ -97,8 +103,8 @@ class Workbook:
     def sync(self) -> list[str]:
         """Takes the answers from the notebooks and writes the package anew."""
         said = []
-        with only_one(self.folder):
-            if back := self.store.collect():
+        with self.store.changing():
+            if back := self.store.collect(homes_of(self.data), not self.in_kernel):
                 what = "answer of yours was" if back == 1 else "answers of yours were"
                 said.append(
                     f"{back} {what} put back into the notebooks; to empty a cell, use "
@@ -106,8 +112,8 @@ class Workbook:
                 )
             said += lost(self.folder, self.data, self.store.answers)
             told = " ".join(said)  # of one that held answers, more is said already
-            unread = [name for name in self.store.unread if name not in told]
-            said += [f"{name} can't be read: is it whole?" for name in unread]
+            said += [x for x in self.store.told if x.partition(" ")[0] not in told]
+            self.store.told = []
             texts, self.problems = texts_of(self.data, self.answers())
             write_package(self.folder, texts)
         return said
@@ -120,6 +126,21 @@ class Workbook:
             gap / 60 if gap < 1200 else 2
         )
         self.state["last"] = now
+
+
+def merged(theirs: dict[str, Any], before: dict[str, Any], mine: dict[str, Any]) -> dict:
+    """What another run has written, with what has changed here since `before`."""
+    made = copy.deepcopy(theirs)
+    for key, value in mine.items():
+        old = before.get(key)
+        if not isinstance(value, dict):
+            made[key] = value if value != old else made.get(key, value)
+            continue
+        into = made.setdefault(key, {})
+        for gone in (old or {}).keys() - value.keys():
+            into.pop(gone, None)
+        into |= {k: v for k, v in value.items() if k not in (old or {}) or old[k] != v}
+    return made
 
 
 def digest(source: str) -> str:

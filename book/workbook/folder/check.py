@@ -10,6 +10,13 @@ from pathlib import Path
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     sys.path.insert(0, str(here / "tools"))
-    from workkit.cli import main
-
+    try:
+        from workkit.cli import main
+    except ModuleNotFoundError as error:
+        print(
+            f"{error.name} is not installed for {sys.executable}: is that the Python of "
+            "your .venv? Activate it, or install what README.md names.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     sys.exit(main(here, sys.argv[1:]))
