@@ -11,7 +11,7 @@ from typing import Any
 
 from workkit import checking, cli
 from workkit import help as helping
-from workkit.store import name_of
+from workkit.store import homes_of, name_of
 from workkit.workbook import Workbook
 
 
@@ -59,6 +59,7 @@ class Desk:
             return
         book = Workbook(self.folder, in_kernel=True)
         with book.store.changing():
+            book.store.collect(homes_of(book.data), put_back=False)  # older than this cell
             book.store.put(name, source)
         for said in book.sync():
             print(said)
