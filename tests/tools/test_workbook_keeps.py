@@ -135,7 +135,8 @@ def machine(folder, monkeypatch):
 
 def test_no_answer_is_lost(machine):
     options = settings(
-        max_examples=25, phases=[Phase.generate], stateful_step_count=12, deadline=None, derandomize=True,
+        max_examples=25, phases=[Phase.generate], stateful_step_count=12,
+        deadline=None, derandomize=True,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=options)
