@@ -41,7 +41,6 @@ class MultiHeadAttention:
 # masks.padding_mask
 def padding_mask(lengths, max_length=None, device=None):
     device = lengths.device if device is None else device
-    max_length = max(lengths.tolist(), default=0) if max_length is None else max_length
     words = torch.zeros(len(lengths), max_length, dtype=torch.bool, device=device)
     for row, length in zip(words, lengths.tolist(), strict=True):
         row[:length] = True
