@@ -921,7 +921,7 @@ def require_padding(padding: Tensor | Sequence[int], ids: Tensor, least: int = 0
     if (at_hand or least) and ((padding < 0).any() or (least and (padding > most).any())):
         wanted = f"numbers between 0 and {most}" if least else "numbers of at least 0"
         raise ValueError(f"padding: expected {wanted}, got {padding.tolist()}")
-    return padding.clamp(min=0).to(ids.device, non_blocking=True)
+    return padding.clamp(min=0).to(ids.device)
 
 
 def require_kv_heads(num_kv_heads: int | None, num_heads: int) -> int:

@@ -84,6 +84,17 @@ def kernels_faster():
         interpreter.InterpretedFunction.__call__ = call
 
 
+@pytest.fixture(autouse=True)
+def package_stays():
+    """A desk of the workbook has the package imported anew; other tests hold the old one.
+
+    A class of the one is none of the other: its objects are not pickled and not known.
+    """
+    package = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "attnlib"}
+    yield
+    sys.modules.update(package)
+
+
 @pytest.fixture
 def as_shipped():
     """Without the run-time check of annotations, which would refuse bad input first."""

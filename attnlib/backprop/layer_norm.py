@@ -71,9 +71,9 @@ class LayerNorm(Layer):
         """
         cache = self.recall(d_output)
         normalized, d_model = cache["normalized"], len(self.gamma)
-        grad_gamma = (d_output * normalized).astype(d_output.dtype, copy=False)
+        grad_gamma = sum_tokens((d_output * normalized).reshape(-1, d_model))
         self._gradients = {
-            "gamma": sum_tokens(grad_gamma.reshape(-1, d_model)),
+            "gamma": grad_gamma.astype(d_output.dtype, copy=False),
             "beta": sum_tokens(d_output.reshape(-1, d_model)),
         }
         g = d_output * self.gamma

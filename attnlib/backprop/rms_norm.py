@@ -66,8 +66,8 @@ class RMSNormLayer(Layer):
         """
         cache = self.recall(d_output)
         normalized, d_model = cache["normalized"], len(self.gamma)
-        grad_gamma = (d_output * normalized).astype(d_output.dtype, copy=False)
-        self._gradients = {"gamma": sum_tokens(grad_gamma.reshape(-1, d_model))}
+        grad_gamma = sum_tokens((d_output * normalized).reshape(-1, d_model))
+        self._gradients = {"gamma": grad_gamma.astype(d_output.dtype, copy=False)}
         g = d_output * self.gamma
         along = (g * normalized).mean(axis=-1, keepdims=True)
         grad_input = (g - along * normalized) * cache["inverse"]

@@ -433,10 +433,10 @@ class WithGroup:
         `None` on one rank. `MultiHeadAttention` and `LanguageModel` ask for it.
         """
         rank, size = rank_and_size(self.group)
+        if size == 1:
+            return None
         whole = size * tokens
-        return (
-            None if size == 1 else (shard_positions(whole, size, rank, self.order), whole)
-        )
+        return shard_positions(whole, size, rank, self.order), whole
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WithGroup":
         """A copy, as for each block of a model, of everything but the group."""

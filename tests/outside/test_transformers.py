@@ -104,3 +104,4 @@ def test_every_family_that_asks_gets_the_same():
     assert own == OWN and same == 113
     page = (ROOT / "book" / "engineers.md").read_text("utf-8")
     assert not [kind for kind in OWN if f"`{kind}`" not in page]
+    assert f"by name: {same} of those" in page

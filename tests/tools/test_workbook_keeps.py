@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from workkit import workbook
+from workkit import store, workbook
 from workkit.notebook import Desk
-from workkit.store import name_of
+from workkit.store import Store, name_of
 from workkit.workbook import Workbook
 
 FIRST = "01_scaled_dot_product.ipynb"
@@ -73,7 +73,7 @@ class Learner(RuleBasedStateMachine):
         Desk(self.folder, "01").ran(SimpleNamespace(info=SimpleNamespace(raw_cell=source)))
         assert before == (self.path.read_bytes() if self.path.exists() else None)
         self.given.add((name, source))
-        assert Workbook(self.folder).store.answers[name] == source
+        assert Workbook(self.folder).store.answers.get(name) == source
 
     @rule()
     def command(self):
@@ -133,10 +133,35 @@ def machine(folder, monkeypatch):
     return Here
 
 
-def test_no_answer_is_lost(machine):
+def run(machine):
     options = settings(
         max_examples=25, phases=[Phase.generate], stateful_step_count=12,
         deadline=None, derandomize=True,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=options)
+
+
+def test_no_answer_is_lost(machine):
+    run(machine)
+
+
+collect = Store.collect
+LOSSES = {
+    "what a cell said before is forgotten": (Store, "remember", lambda *_: None),
+    "a damaged file is thrown away": (store, "put_aside", lambda path: path.unlink()),
+    "a kernel writes notebooks": (
+        Store,
+        "collect",
+        lambda s, homes, put_back=0: collect(s, homes),
+    ),
+    "no notebook is read": (Store, "collect", lambda *_, **__: 0),
+    "an answer counts as a blank": (Store, "untouched", lambda *_: True),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_seen(loss, machine, monkeypatch):
+    monkeypatch.setattr(*LOSSES[loss])
+    with pytest.raises(AssertionError):
+        run(machine)
