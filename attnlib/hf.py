@@ -320,6 +320,22 @@ def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
         )
 
 
+def refuse_own_attention(model: nn.Module) -> None:
+    """Refuses a model whose layers ask for no attention by name, but keep their own.
+
+    Raises:
+        TypeError: it is such a model; the library would change its name and nothing else.
+
+    Source: chapter 22.
+    """
+    homes = {type(module).__module__ for module in model.modules()}
+    if not any(hasattr(sys.modules.get(h), "ALL_ATTENTION_FUNCTIONS") for h in homes):
+        raise TypeError(
+            "model: expected layers that ask for an attention by name, got "
+            f"{type(model).__name__}, which keeps its own"
+        )
+
+
 def mask_for_model(theirs: Callable[..., Tensor | None], **options: Any) -> Tensor | None:
     """The library's mask; its attribute `used` tells how many keys are no empty places.
 
@@ -361,12 +377,17 @@ def without_empty_places(
     return key[..., :used, :], value[..., :used, :], mask[..., :used]
 
 
-def register(name: str = "attnlib", attention: BaseAttention | None = None) -> str:
+def register(
+    name: str = "attnlib",
+    attention: BaseAttention | None = None,
+    model: nn.Module | None = None,
+) -> str:
     """Makes an attention known to `transformers`, for every model that can change its own.
 
     `model.set_attn_implementation(name)` puts it into a model, `attn_implementation=name`
-    into one that is being loaded. The mask is registered together with it: without, a model
-    gives no mask at all, and padding is read as text.
+    into one that is being loaded; neither says where a model keeps an attention of its own.
+    The mask is registered together with it: without, a model gives no mask at all, and
+    padding is read as text.
 
     Scores may depend on the places of the keys, with every cache. Two cases are left out:
     sinks, which are one more key, and `torch.compile` over a static cache, whose empty
@@ -376,18 +397,22 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
         name: by which models ask for it. A name that this function gave may be given anew.
         attention: a `BaseAttention`, the same in each layer; its parameters, if any, are
             frozen. `None` means `FlashAttention()`.
+        model: to put it into at once.
 
     Returns:
         The name.
 
     Raises:
         ImportError: `transformers` is not installed, or too old.
-        TypeError, ValueError: see `refuse_bad_guest`; or another has registered the name.
+        TypeError, ValueError: see `refuse_bad_guest`; another has registered the name; or
+            the model has an attention of its own, see `refuse_own_attention`.
 
     Source: chapter 22.
     """
     attention = FlashAttention() if attention is None else attention
     refuse_bad_guest(name, attention)
+    if model is not None:
+        refuse_own_attention(model)
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask as theirs
@@ -403,4 +428,6 @@ def register(name: str = "attnlib", attention: BaseAttention | None = None) -> s
         raise ValueError(f"name: expected one that nobody has registered, got {name!r}")
     AttentionInterface.register(name, partial(attend_for_model, attention))
     AttentionMaskInterface.register(name, sdpa_mask)
+    if model is not None:
+        model.set_attn_implementation(name)
     return name

@@ -168,6 +168,28 @@ def test_figures_have_a_name_of_their_own_caption_and_alt_text():
     assert names and len(names) == len(set(names)), sorted(names)
 
 
+DARKNESS = re.compile(r"\b(dark|pale|light|bright)(er|est)\b|\b(dark|pale)\b", re.I)
+
+
+def seen(figure):
+    """The words of a figure to touch, without its script and its style."""
+    return re.sub(r"<(style|script).*?</\1>|<[^>]*>", " ", figure, flags=re.S)
+
+
+def test_no_word_says_how_dark_a_mark_is():
+    """What is dark on a light page is bright on a dark one."""
+    texts = {p.name: seen(p.read_text("utf-8")) for p in BOOK.glob("_static/*.html")}
+    for chapter in CHAPTERS:
+        texts |= {chapter.where(cell): cell.source for cell in chapter.text_cells}
+        texts |= {chapter.where(c): str(c.metadata) for c in chapter.code_cells}
+    found = {
+        where: said[0] for where, text in texts.items() if (said := DARKNESS.search(text))
+    }
+    assert not found
+    assert DARKNESS.search(seen("<p>Pale: those of before.</p>"))
+    assert not DARKNESS.search(seen("<style>.dark { color: red }</style>in the light of"))
+
+
 @each_numbered
 def test_every_exercise_has_a_hidden_solution(chapter):
     asked = re.findall(r"^### Exercise (\S+?):? ", chapter.prose + " ", re.MULTILINE)

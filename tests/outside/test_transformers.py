@@ -96,7 +96,12 @@ def test_every_family_that_asks_gets_the_same():
         with torch.no_grad():
             options = {"attention_mask": REAL, "use_cache": False}
             expected = model(IDS, **options).logits[REAL.bool()]
-            model.set_attn_implementation("counting")
+            if kind in OWN:
+                with pytest.raises(TypeError, match="which keeps its own"):
+                    hf.register("counting", Counting(), model=model)
+                model.set_attn_implementation("counting")
+            else:
+                hf.register("counting", Counting(), model=model)
             found = model(IDS, **options).logits[REAL.bool()]
         torch.testing.assert_close(found, expected, rtol=0, atol=5e-5, msg=kind)
         own |= set() if Counting.calls else {kind}

@@ -471,6 +471,17 @@ def test_a_name_may_be_given_anew_by_us_only(transformers, make):
         hf.register("theirs")
 
 
+def test_a_model_that_keeps_its_own_attention_is_refused(transformers, make):
+    llama = make("Llama")
+    hf.register("put_in", Plainest(), model=llama)
+    assert llama.config._attn_implementation == "put_in"
+    config = transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=1, n_head=4)
+    bloom = transformers.BloomForCausalLM(config)
+    with pytest.raises(TypeError, match="got BloomForCausalLM, which keeps its own"):
+        hf.register("put_in", model=bloom)
+    assert bloom.config._attn_implementation != "put_in"
+
+
 def test_without_the_library():
     """The module can be imported, and register says what to install."""
     missing = "import sys; sys.modules['transformers'] = None"
