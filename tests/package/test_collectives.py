@@ -243,6 +243,28 @@ def test_a_rank_outside_of_the_group_is_told_and_one_without_a_group():
         all_gather(torch.ones(2))
 
 
+def within_two_of_three(rank):
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    x = mine(rank, 4, 6)
+    calls = all_gather, reduce_scatter, all_reduce, shift
+    split = all_to_all(x, 1, 0, group=group)
+    return *(call(x, group=group) for call in calls), shift(x, -1, group=group), split
+
+
+def test_a_group_that_does_not_begin_with_rank_0():
+    a, b = mine(1, 4, 6), mine(2, 4, 6)
+    (gathered, part, total, *others), (_, rest, *_) = parallel.run(within_two_of_three, 3)[
+        1:
+    ]
+    close(gathered, torch.cat([a, b]))
+    close(torch.cat([part, rest]), a + b)
+    close(total, a + b)
+    for found, expected in zip(others, (b, b, torch.cat([a, b])[:, :3]), strict=True):
+        close(found, expected)
+
+
 # run
 
 

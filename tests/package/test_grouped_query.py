@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnlib import (
     FlashAttention,
@@ -481,6 +482,23 @@ def test_both_forms_have_the_same_gradients():
     close(one, two)
     assert len(one) == 8 and all(g.abs().max() > 0 for g in one)
     assert torch.autograd.gradcheck(layer, (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize("new", [1, 2, 5, 6, 8])
+def test_of_the_two_forms_the_one_with_fewer_flops_is_taken(new):
+    layer, x = latent(), normal(2, 8, 12)
+
+    def flops(absorb):
+        cache = KVCache(8)
+        with torch.no_grad():
+            if new < 8:
+                layer(x[:, :-new], cache=cache)
+            with FlopCounterMode(display=False) as counted:
+                layer(x[:, -new:], cache=cache, absorb=absorb)
+        return counted.get_total_flops()
+
+    absorbed, plain = flops(True), flops(False)
+    assert absorbed != plain and flops(None) == min(absorbed, plain)
 
 
 def test_latent_attention_keeps_its_numbers():

@@ -410,6 +410,14 @@ def test_numbers_as_a_mask_with_cap_and_sink():
             close(one, other)
 
 
+def test_a_bias_is_longer_than_the_keys_at_its_end():
+    """As beside a cache that has room for more: its first column is the first key's."""
+    bias = torch.randn(1, 4, 6, 9, generator=torch.Generator().manual_seed(2))
+    for guest in GUESTS.values():
+        one, other = (call(guest, position_bias=b)[0] for b in (bias, bias[..., :6]))
+        assert torch.equal(one, other) and not torch.equal(one, call(guest)[0])
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

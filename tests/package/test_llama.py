@@ -133,6 +133,15 @@ def test_bfloat16_is_kept_and_close(name, tmp_path):
     assert (found - wide).abs().mean() < 1.5 * (expected - wide).abs().mean()
 
 
+def test_weights_are_dropped_as_the_file_says(tmp_path):
+    model = theirs("Llama", attention_dropout=0.25)
+    ours = Llama.from_pretrained(saved(model, tmp_path))
+    assert [block.attention.attention.dropout for block in ours.blocks] == [0.25, 0.25]
+    ids = ids_of(1, 9)
+    close(ours(ids), model(ids).logits, atol=1e-5)
+    assert not torch.equal(ours.train()(ids), ours(ids))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_order_in_memory_is_what_a_cpu_multiplies_fastest(dtype, tmp_path):
     _, model = pair("Llama", tmp_path, dtype=dtype)

@@ -89,3 +89,16 @@ TYPES = {
         lambda: RMSNorm(3)(normal(2, 3)),
 }  # fmt: skip
 test_types = each_refused(TypeError, TYPES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_scale_of_rms_norm_acts_on_what_is_rounded(dtype):
+    """As in the models that were trained with it: rounded twice."""
+    norm, x = RMSNorm(64).to(dtype), torch.randn(50, 64).to(dtype)
+    torch.nn.init.normal_(norm.gamma)
+    wide = x.float()
+    normalized = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + norm.eps)
+    expected = normalized.to(dtype) * norm.gamma
+    assert (norm(x) != expected).float().mean() < 0.01  # the last bit of float32
+    at_once = (normalized * norm.gamma.float()).to(dtype)
+    assert (at_once != expected).float().mean() > 0.1
