@@ -35,7 +35,7 @@ def finite_differences(
         values = []
         for steps in (-2, -1, 1, 2):
             moved[index] = array[index] + steps * step
-            values.append(function(moved))
+            values.append(np.copy(function(moved)))
         moved[index] = array[index]
         difference = (values[0] - values[3]) + 8 * (values[2] - values[1])
         gradient[index] = np.sum(difference) / (12 * step)

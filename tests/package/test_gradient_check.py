@@ -167,6 +167,16 @@ def test_what_differs(found, expected, words, as_shipped):
     assert what_differs(found, expected) == words
 
 
+def test_a_function_may_return_its_own_argument():
+    """A part of it, too: it is moved on before the four values are taken together."""
+    x = RNG.standard_normal((2, 3))
+    for function in (lambda x: x, lambda x: x.T, lambda x: x[:1]):
+        expected = np.zeros_like(x)
+        function(expected)[...] = 1.0
+        for gradient in (finite_differences(function, x), complex_step(function, x)):
+            assert relative_error(gradient, expected) < 1e-10
+
+
 def test_differences_and_steps_leave_the_array_alone():
     x = RNG.standard_normal((2, 3))
     before = x.copy()

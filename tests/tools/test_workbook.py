@@ -1,6 +1,7 @@
 """The workbook: no answer in it, ours pass, a mistake is named, and nothing is lost."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from editions.workbook_mistakes import renewed
 from editions.workbook_record import Book, owed, read_book, read_record, write_record
 from tiny_book import ROOT, edit
 from workbench import cell_of, check, sources, write
-from workkit import checking, cli
-from workkit.naming import judge, signature
+from workkit import alone, checking, cli
+from workkit.jobs import small_tests
+from workkit.naming import alike, judge, named, signature
 from workkit.notebook import Desk, begin
 from workkit.package import read_data, texts_of
 from workkit.report import detail, folded, in_words, next_step, pace, told
@@ -172,7 +174,7 @@ ENDS = {
 def test_what_breaks_ends_with_a_message(folder, ours, kind):
     new, told = ENDS[kind]
     if kind == "a loop":
-        edit(folder / "tools/workkit/checking.py", "SECONDS = 180", "SECONDS = 8")
+        edit(folder / "tools/workkit/jobs.py", "SECONDS = 180", "SECONDS = 8")
     broken = ours[LATER].replace("self.attention = ", f"{new}self.attention = ")
     write(folder, ours | {LATER: broken})
     done = check(folder, 3)
@@ -508,14 +510,139 @@ def test_a_class_of_which_a_part_is_not_written_has_not_passed():
     assert judged(seen, "a.One") == {"state": "failed", "problem": said}
 
 
-def test_a_mistake_is_named_whatever_a_later_definition_makes_of_it():
-    """Ours may notice where the reader's, which is right in another way, does not."""
-    seen = [note("failed", "a.one", key="1"), note("passed", "", key="2")]
-    signs = [["1", "failed", 1, []], ["2", "failed", 1, []]]
-    made = {"blanks": ["a.one"], "mistake": "It is so.", "signature": signs}
-    for uses, named in ((["a.one", "a.two"], ["It is so."]), (["a.one"], [])):
-        seen[1]["uses"] = uses
-        assert judged(seen, "a.one", "a.two", mistakes=[made])["mistakes"] == named
+def test_none_passes_beside_an_assertion_that_fails_with_it():
+    both = note("failed", "a.one", uses=["a.one", "a.two"])
+    seen = [note("passed", "a.one"), both]
+    assert judged(seen, "a.one", "a.two") == {"state": "waits", "for": ["a.two"]}
+    known = {"blanks": {key: {"labels": []} for key in ("a.one", "a.two")}, "mistakes": []}
+    states = {"a.one": "written", "a.two": "lent"}  # what is lent is right
+    assert judge(known, seen, states)["a.one"]["state"] == "failed"
+
+
+def test_a_mistake_is_named_by_its_numbers_alone():
+    """All that it makes fail, with digits that are near in proportion, and nothing else."""
+    signs = [["1", "failed", 1, ["1 1.41e-08"]], ["2", "failed", 1, []]]
+    made = [{"blanks": ["a.one"], "mistake": "It is so.", "signature": signs}]
+
+    def told(first, *more):
+        seen = [note("failed", "a.one", key="1", digits=[first]), *more]
+        return named(made, seen, "a.one")
+
+    second = note("failed", "a.one", key="2")
+    assert told("1 1.411e-08", second) == ["It is so."]
+    assert told("1 2.82e-08", second) == []  # twice as much is another mistake
+    assert told("1 1.41e-08") == []
+    assert told("1 1.41e-08", second, note("failed", "a.one", key="3")) == []
+    made[0]["signature"] = [["1", "failed", 1, []], ["2", "failed", 1, []]]
+    assert told("1 1.41e-08", second) == []  # without digits it could be any
+    assert alike("4 0 2 1e-09 2", "4 0 2 -3e-09 2") and not alike("1 1e-09", "1 3e-09")
+
+
+def found_among(monkeypatch, folder, answers, wrong, lent=()):
+    """What is found of chapter 10 where those `wrong` fail whatever they are tried with."""
+    write(folder, answers)
+    book, tried = Workbook(folder), []
+    book.sync()
+    book.state["lent"] |= dict.fromkeys(lent, True)
+
+    def judged(among, names, quick=False):
+        tried.append([*names])
+        blame = [name for name in names if name in wrong][-1:]
+        states = {name: "failed" if name in blame else "waits" for name in names}
+        return {n: {"state": s if blame else "passed"} for n, s in states.items()}
+
+    monkeypatch.setattr(alone.Among, "judged", judged)
+    blanks = {key: {"state": "waits"} for key in answers} | {
+        [*answers][-1]: {"state": "failed"}
+    }
+    alone.sort_out(book, "10", blanks)
+    return {name: found["state"] for name, found in blanks.items()}, tried
+
+
+@in_use
+def test_each_that_does_not_pass_is_tried_among_ours(folder, ours, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_BOOK", str(ROOT / "attnlib"))
+    names = [n for n in read_data(folder)["10"]["blanks"]][:4]
+    answers = {name: ours[name] for name in names}
+    found, tried = found_among(monkeypatch, folder, answers, {names[1]})
+    assert [*found.values()] == ["passed", "failed", "passed", "passed"]
+    assert tried[0] == [names[3]] and tried[-1] == [names[0], *names[2:]]
+    found, _ = found_among(monkeypatch, folder, answers, {names[0], names[3]})
+    assert [*found.values()] == ["failed", "passed", "passed", "failed"]
+    monkeypatch.setenv("ATTNLIB_BOOK", str(folder / "nowhere"))  # ours are not here
+    found, tried = found_among(monkeypatch, folder, answers, {names[0]})
+    assert [*found.values()] == ["waits"] * 3 + ["failed"] and tried == []
+
+
+BY_ITSELF = re.compile(
+    r"flash_triton\.(?!split\.choose)|parallel\.(?!places\.[RS]|places\.sh)"
+)
+
+
+def test_each_blank_has_small_tests_that_can_fail(untouched, as_shipped):
+    """But for kernels, for what needs processes, and for what reads a file."""
+    blanks, small = read_blanks(ROOT), small_tests(untouched)
+    by_itself = {name for name in blanks if BY_ITSELF.match(name)}
+    assert blanks.keys() - small.keys() == by_itself | {"pretrained.load_into"}
+    for name, tests in small.items():
+        exec(tests, {})
+        if name == "flash.tiles.TiledAttention":  # tried through flash_attention
+            continue
+        stub = f"{blanks[name].symbol} = lambda *_, **__: None\n    torch.manual_seed"
+        with pytest.raises(Exception):  # noqa: B017, whatever it is
+            exec(tests.replace("torch.manual_seed", stub, 1), {})
+
+
+WRONG = {  # what is written in place of something in a definition of chapter 10
+    "central": ("(values[0] - values[3]) + 8 * (", "6 * ("),
+    "by twelve": ("/ (12 * step)", "/ 12 * step"),
+    "signs": ("8 * (values[2] - values[1])", "8 * (values[1] - values[2])"),
+    "writes": ("array.copy(), np", "array, np"),
+}
+
+
+@in_use
+@pytest.mark.parametrize("kind", WRONG)
+def test_one_definition_is_checked_by_small_tests_of_its_own(folder, ours, kind):
+    """None of these was found, or the wrong one was blamed, where ours are on loan."""
+    name = "backprop.gradient_check.finite_differences"
+    old, new = WRONG[kind]
+    assert ours[name].count(old) == 1
+    write(folder, {name: ours[name].replace(old, new)})
+    done = check(folder, 10, "finite_differences")
+    assert done.returncode == 1 and "✗ finite_differences" in done.stdout, done.stderr
+    assert "this should hold:" in done.stdout
+    write(folder, {name: ours[name]})
+    done = check(folder, 10, "finite_differences")
+    assert done.returncode == 0 and done.stdout.startswith(
+        "✓ finite_differences: small tests "
+    )
+
+
+@in_use
+def test_a_definition_is_judged_before_the_others_are_written(folder, ours):
+    name = "masks.causal_mask"
+    late = ours[name].replace("keys - queries", "0")
+    for source, sign in ((late, "✗"), (ours[name], "✓")):
+        write(folder, {name: source})
+        done = check(folder, 1)
+        assert f"{sign} causal_mask" in done.stdout, done.stdout
+        assert "· masked_softmax: not yet written" in done.stdout
+
+
+def test_a_chapter_is_watched(folder, ours, monkeypatch, says, capsys):
+    """What is written while it is watched is checked when it is saved."""
+    name, seen = "masks.causal_mask", []
+
+    def sleep(_):
+        if seen:
+            raise KeyboardInterrupt
+        write(folder, {name: ours[name]})
+
+    monkeypatch.setattr(cli, "one", lambda _, *which: seen.append(which))
+    monkeypatch.setattr(cli.time, "sleep", sleep)
+    says("watch", 1)
+    assert seen == [("01", name)]
 
 
 def test_the_name_of_a_caught_error_is_not_missed_later():
@@ -531,6 +658,7 @@ def checked(folder, monkeypatch, key, *notes, ended="", trace=""):
     """A check in which this has happened: the book, and what the reader is told."""
     ran = {"notes": list(notes), "ended": ended, "trace": trace, "seconds": 0.0}
     monkeypatch.setattr(checking, "run", lambda *_: ran)
+    monkeypatch.setattr(checking, "sort_out", lambda *_: None)
     book = Workbook(folder)
     return book, in_words(book, checking.check(book, key))
 
@@ -564,10 +692,11 @@ def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatc
 @in_use
 def test_a_definition_waits_for_one_of_an_earlier_chapter(folder, ours):
     write(folder, {n: a for n, a in ours.items() if n != "masks.causal_mask"})
-    done = check(folder, 3)
+    done = check(folder, 3, ATTNLIB_BOOK=folder / "nowhere")
     assert done.returncode == 1
     assert "… CausalAttention waits for causal_mask" in done.stdout
     assert "Next: write `causal_mask`" in done.stdout
+    assert "✓ CausalAttention" in check(folder, 3).stdout  # with ours of chapter 1
 
 
 def story(source):

@@ -197,7 +197,7 @@ def test_a_milestone_takes_what_is_written_and_no_loans(folder, ours):
 
 @milestone("attention")
 def test_a_milestone_without_end_ends_with_a_message(folder, ours):
-    edit(folder / "tools/workkit/checking.py", "SECONDS = 180", "SECONDS = 8")
+    edit(folder / "tools/workkit/jobs.py", "SECONDS = 180", "SECONDS = 8")
     loop = ours["masks.causal_mask"].replace(
         "keys = ", "while True:\n        pass\n    keys = ", 1
     )

@@ -9,9 +9,13 @@ from tiny_book import ROOT
 from workkit.store import name_of
 
 
-def check(folder, *words):
+def check(folder, *words, **more):
     command = [sys.executable, folder / "check.py", *map(str, words)]
-    env = os.environ | {"ATTNLIB_BOOK": str(ROOT / "attnlib"), "PYTHONPATH": ""}
+    env = (
+        os.environ
+        | {"ATTNLIB_BOOK": str(ROOT / "attnlib"), "PYTHONPATH": ""}
+        | {n: str(v) for n, v in more.items()}
+    )
     options = {"capture_output": True, "encoding": "utf-8"}
     return subprocess.run(command, env=env, cwd=folder, **options)
 

@@ -32,7 +32,7 @@ from editions.workbook_record import (
     seal,
     write_record,
 )
-from workkit.naming import judge, signature
+from workkit.naming import named, signature
 
 if TYPE_CHECKING:  # it loads PyTorch
     from editions.workbook_bench import Bench
@@ -54,8 +54,7 @@ def renewed(bench: Bench, chapter: Chapter, only: str | None) -> dict[str, Any]:
     new += [made for made, _ in runs]
     if not new:
         raise BookError(f"{chapter.name}: in {only}, a reader can make no mistake")
-    known = bench.data[chapter.key] | {"mistakes": [*old, *new]}
-    silent += [made for made, notes in runs if made["mistake"] not in told(known, notes)]
+    silent += [made for made, notes in runs if made["mistake"] not in named([made], notes)]
     for made in silent:
         made["named"] = False
         print(f"not named: {made['subject']}: {made['mistake']}", file=sys.stderr)
@@ -86,18 +85,12 @@ def noted(bench: Bench, chapter: Chapter, fault: Fault, mine: dict) -> list[dict
     return notes
 
 
-def told(known: dict[str, Any], notes: list[dict]) -> list[str]:
-    """The mistakes that a reader is told of, who has written everything."""
-    found = judge(known, notes, dict.fromkeys(known["blanks"], "written"))
-    return [text for blank in found.values() for text in blank.get("mistakes", [])]
-
-
 def check(bench: Bench, chapter: Chapter, most: int) -> None:
     """Enters so many mistakes, at even distances: all but the silent ones are named."""
     known, tried = bench.data[chapter.key], can_be_entered(bench, chapter)
     silent = {m["mistake"] for m in known["mistakes"] if "named" in m}
     for fault, mine in tried[:: max(1, -(-len(tried) // most))]:
-        said = told(known, noted(bench, chapter, fault, mine))
+        said = named(known["mistakes"], noted(bench, chapter, fault, mine))
         if fault.mistake not in {*said, *silent}:
             raise BookError(f"{chapter.name}: named is {said or 'nothing'}, not {fault}")
 

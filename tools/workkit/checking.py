@@ -1,32 +1,23 @@
-"""Checks of a chapter: what they need, the process in which they run, what came of it.
+"""Checks of a chapter: what they need, and what came of them.
 
-That process has limits. Where it is ended before its end, that counts against the
-definition that was running; what stands on an earlier chapter waits for it.
+What stands on an earlier chapter waits for it, where it can't be tried among ours.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from bookkit.grammar import only_python
+from workkit.alone import sort_out
 from workkit.cells import imported, starts_processes
+from workkit.jobs import blame_end, run
 from workkit.naming import equations_held, exercises_done, judge
 from workkit.package import book_answer, texts_of, write_package
 from workkit.slips import told_of_none
-from workkit.store import read_json
 from workkit.workbook import Workbook, called, digest
 
-SECONDS = 180  # for one cell
-MEGABYTES = 12_000
 UNWRITTEN = re.compile(r"NotImplementedError: ([\w.]+): this is yours to write")
 SOME = ("safetensors", "tokenizers", "transformers", "gguf")
 GET = "python -m pip install -r requirements.txt"
@@ -41,13 +32,15 @@ def check(book: Workbook, key: str) -> dict[str, Any]:
     states = {name: book.state_of(name) for name in known["blanks"]}
     if names := absent(known):
         return unchecked(key, known, states, names)
-    ran = run(book, known, book.answers())
+    written = [name for name, state in states.items() if state == "written"]
+    ran = run(book, known, book.answers(), written)
     blanks = judge(known, ran["notes"], states)
     for name, problem in book.problems.items():
         if name in blanks:
             blanks[name] = {"state": "failed", "problem": problem}
     blame_end(ran, blanks)
     wait_for(book, key, ran["notes"], blanks)
+    sort_out(book, key, blanks)
     held = equations_held(known, ran["notes"], blanks)
     done = exercises_done(known, ran["notes"])
     for name, found in blanks.items():
@@ -67,21 +60,6 @@ def check(book: Workbook, key: str) -> dict[str, Any]:
     return result | {"said": said, "ended": ran["ended"], "seconds": ran["seconds"]}
 
 
-def run(book: Workbook, known: dict, answers: dict[str, str]) -> dict:
-    """What happened in the chapter's cells with these answers."""
-    cells = []
-    for cell in known["cells"]:
-        name = cell.get("blank") or cell.get("exercise", "")
-        given = answers | (book.store.answers if "exercise" in cell else {})
-        if name in given and name not in book.problems:
-            cell = cell | {"source": parsed(given[name])}
-        cells.append(cell)
-    owner = {blank["symbol"]: name for name, blank in known["blanks"].items()}
-    job = {"folder": str(book.folder), "cells": cells, "owner": owner}
-    job |= {"seconds": SECONDS, "megabytes": MEGABYTES}
-    return run_job(job)
-
-
 def time_ratio(book: Workbook, key: str) -> float:
     """How long the checks take with the reader's code, over how long with ours."""
     known, mine = book.data[key], book.answers()
@@ -96,76 +74,6 @@ def time_ratio(book: Workbook, key: str) -> float:
     finally:  # also when it is stopped: ours is not to stay in the package
         book.sync()
     return (both[0] + 0.1) / (both[1] + 0.1)  # what is too short to tell is alike
-
-
-def run_job(job: dict[str, Any], hear: Callable[[str], None] = str) -> dict[str, Any]:
-    """Runs a job of `runner.py`: its notes, and in `ended` what broke it off.
-
-    `hear` is called with each line that it prints, when it comes.
-    """
-    with tempfile.TemporaryDirectory() as made:
-        task, out = Path(made, "job.json"), Path(made, "result.json")
-        task.write_text(json.dumps(job), encoding="utf-8")
-        program = Path(__file__).with_name("runner.py")
-        command = [sys.executable, str(program), str(task), str(out)]
-        status, last = listen(command, Path(made, "errors"), hear)
-        found = read_json(out, {"notes": [], "cell": "the start", "done": False})
-        trace_file = out.with_suffix(".trace")
-        trace = trace_file.read_text("utf-8") if trace_file.exists() else ""
-    found["trace"], found["ended"] = trace, ""
-    found.setdefault("seconds", 0.0)
-    if not found["done"]:
-        why = f"status {status}: {last}" if last else f"status {status}"
-        found["ended"] = f"the process ended in {found['cell']}, {why}"
-        if "Timeout" in trace:
-            limit = job["seconds"]
-            found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
-    return found
-
-
-def listen(command: list[str], errors: Path, hear: Callable) -> tuple[int, str]:
-    """Status of a process, and the last line of its errors; it ends where we are ended."""
-    options = {"encoding": "utf-8", "errors": "replace", "stdout": subprocess.PIPE}
-    with (
-        open(errors, "w", encoding="utf-8") as file,
-        subprocess.Popen(command, stderr=file, **options) as child,
-    ):
-        try:
-            for line in child.stdout:
-                hear(line.rstrip("\n"))
-        except BaseException:
-            child.kill()
-            raise
-    said = errors.read_text(encoding="utf-8", errors="replace").strip()
-    return child.returncode, " ".join(said.splitlines()[-1:])
-
-
-def blame_end(run: dict, blanks: dict[str, dict]) -> None:
-    """A run that was ended counts against the definition that was running."""
-    if not run["ended"]:
-        return
-    inside = [n for n in blanks if f'"<{n}>"' in run["trace"]] or [
-        n for n in blanks if blanks[n]["state"] not in ("to do", "lent", "passed")
-    ]
-    for name in inside[:1]:
-        line = re.search(rf'"<{re.escape(name)}>", line (\d+)', run["trace"])
-        where = f", in line {line[1]} of your cell" if line else ""
-        what, asks, guess = run["ended"].partition(": is there")
-        problem = f"{name}: {what}{where}{asks}{guess}"
-        blanks[name] = {"state": "failed", "problem": problem}
-        failed = [n for n, found in blanks.items() if found["state"] == "failed"]
-        for found in blanks.values():
-            if found["state"] == "waits" and not {*found["for"]} & {*failed}:
-                found["for"] = [name]
-
-
-def parsed(source: str) -> str:
-    """A cell, or code that says why it is none."""
-    try:
-        ast.parse(only_python(source))
-    except SyntaxError as error:
-        return f"raise AssertionError({f'line {error.lineno}: {error.msg}'!r})"
-    return source
 
 
 def before(book: Workbook, key: str) -> dict[str, str]:

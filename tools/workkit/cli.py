@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 from workkit import help as helping
 from workkit import progress
+from workkit.alone import quickly
 from workkit.checking import check, time_ratio
-from workkit.report import MOST, graded, in_words
-from workkit.workbook import Workbook
+from workkit.report import MOST, graded, in_words, of_one
+from workkit.workbook import Workbook, called
 
 USES = """\
 python check.py               how far you are, and what is next
 python check.py 3             checks of chapter 3 on your code; --json FILE for a grader
+python check.py 3 NAME        one definition of it, in seconds; nothing is kept of it
+python check.py watch 3       the same of each definition when you save the notebook
 python check.py all           checks of all chapters
 python check.py hint NAME     the next hint for a definition; there are two
 python check.py answer NAME   our answer, after the hints; it is noted that you saw it
@@ -53,6 +57,10 @@ def main(folder: Path, words: list[str], in_kernel: bool = False) -> int:
 def act(book: Workbook, args: argparse.Namespace, options: argparse.ArgumentParser) -> int:
     """Does what the words ask for; 0 if nothing is wrong."""
     status, key = 0, key_of(book, args.what)
+    if key and args.name:
+        return one(book, key, args.name)
+    if args.what == "watch":
+        return watch(book, args.name, options)
     if key or args.what == "all":
         keys = [key] if key else [k for k, c in book.data.items() if c["blanks"]]
         return checks(book, keys, args.json, args.time)
@@ -71,6 +79,43 @@ def act(book: Workbook, args: argparse.Namespace, options: argparse.ArgumentPars
         options.error(f"what is {args.what}?\n\n{USES}")
     progress.write_page(book)
     return status
+
+
+def one(book: Workbook, key: str, word: str) -> int:
+    """Checks a definition of a chapter by itself, quickly."""
+    known = book.data[key]
+    names = [n for n, b in known["blanks"].items() if word in (n, b["symbol"])]
+    if not names:
+        there = ", ".join(f"`{b['symbol']}`" for b in known["blanks"].values())
+        print(f"There is no definition {word} in {called(key)}; there are {there}.")
+        return 2
+    print("\n".join(book.sync()), end="")
+    found = quickly(book, key, names[0])
+    lines = of_one(book, known, names[0], found)
+    if found["state"] == "passed":
+        lines[0] += f": small tests hold; python check.py {key.lstrip('0')} has more"
+    print("\n".join(lines), flush=True)
+    return int(found["state"] != "passed")
+
+
+def watch(book: Workbook, word: str, options: argparse.ArgumentParser) -> int:
+    """Checks each definition of a chapter that has changed, whenever it is saved."""
+    if not (key := key_of(book, word)):
+        options.error("watch which chapter? For example: check.py watch 3")
+    file, seen = book.folder / "book" / book.data[key]["file"], 0
+    print(f"{file.name} is watched; Ctrl-C ends it.", flush=True)
+    before = dict(book.store.answers)
+    while True:
+        if file.stat().st_mtime_ns != seen:
+            seen = file.stat().st_mtime_ns
+            book = Workbook(book.folder)
+            book.sync()
+            now = book.store.answers
+            for name in book.data[key]["blanks"]:
+                if name in now and now[name] != before.get(name):
+                    one(book, key, name)
+            before = dict(now)
+        time.sleep(0.3)
 
 
 def key_of(book: Workbook, word: str) -> str:

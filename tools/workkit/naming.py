@@ -1,10 +1,10 @@
 """From what happened in the checks to what the reader is told: who, where, which mistake.
 
-A failing assertion counts against the latest definition that stands behind it, unless an
-earlier one behind it has failed already: then the later one waits. What raises an error
-counts against the latest of those that were running. A mistake is named where every number
-that came is one that this mistake gives, and every assertion that passed passes with it,
-too.
+A failing assertion counts against the latest definition of the reader's that stands behind
+it, unless an earlier one behind it has failed already: then the later one waits. What
+raises an error counts against the latest of those that were running. None passes beside an
+assertion that fails with it; `alone.py` then tries each among ours. A mistake is named
+where exactly that failed which this mistake makes fail, with its numbers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections import defaultdict
 from typing import Any
 
 BAD = ("failed", "raised")
-BREAKS = ("unwritten", "skipped", "raised")
+SMALL = "small tests of "  # how the names of their cells begin
 MOST = 16  # assertions that are kept of a mistake; of a quarter of them all the digits
+NOISE = 1e-6  # of the size of an array: so far its entries differ between machines
+NOTHING = 1e-10  # what is smaller, and stands alone, is rounding
 
 
 def judge(
@@ -27,13 +29,17 @@ def judge(
     """
     order, notes = list(known["blanks"]), with_owners(notes)
     failing: dict[str, list[dict]] = defaultdict(list)
+    beside: dict[str, set[str]] = defaultdict(set)  # who is blamed for what failed with it
     passing: set[str] = set()
     begun: dict[str, str] = {}  # what is left of a class of which some is written
     for note in notes:
-        mine = [name for name in order if name in note["uses"]]
+        mine = [n for n in order if n in note["uses"] and states[n] == "written"]
         if note["kind"] in BAD and mine:
             ran = [name for name in mine if name in note.get("running", [])]
-            failing[(ran or mine)[-1]].append(note)
+            who = (ran or mine)[-1]
+            failing[who].append(note)
+            for name in mine:
+                beside[name].add(who)
         elif note["kind"] == "passed":
             passing.update(mine)
         elif note["kind"] == "unwritten" and note.get("running"):
@@ -45,12 +51,10 @@ def judge(
         if states[name] != "written":
             found[name] = {"state": states[name]}
         elif own:
-            who, why = blamed(known, notes, name, own, states)
-            failed.add(who)
-            found[name] = {"state": "waits", "for": [who]}
-            found[who] = {"state": "failed"} | why
-        elif failing[name]:
-            found[name] = {"state": "waits", "for": sorted(failed)}
+            failed.add(name)
+            found[name] = {"state": "failed"} | reason(known, notes, name, own)
+        elif failing[name] or beside[name]:
+            found[name] = {"state": "waits", "for": sorted(failed or beside[name])}
         elif name in begun:
             found[name] = {"state": "failed", "problem": begun[name]}
         elif name in passing:
@@ -75,22 +79,9 @@ def with_owners(notes: list[dict]) -> list[dict]:
     return found
 
 
-def blamed(
-    known: dict, notes: list[dict], name: str, own: list[dict], states: dict[str, str]
-) -> tuple[str, dict]:
-    """Whose mistake it is: that of the latest definition, or a known one of an earlier."""
-    behind = set.intersection(*(set(note["uses"]) for note in own))
-    behind = {n for n in behind - {name} if states[n] == "written"}
-    order = [name, *(n for n in reversed(known["blanks"]) if n in behind)]
-    reasons = [(who, reason(known, notes, who, own)) for who in order]
-    return next(((who, why) for who, why in reasons if why["mistakes"]), reasons[0])
-
-
 def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[str, Any]:
     """The assertion to show, its equation, and the mistake if it is known."""
-    order = list(known["blanks"])
-    later = set(order[order.index(name) + 1 :])
-    mistakes = named(known["mistakes"], notes, name, own, later)
+    mistakes = named(known["mistakes"], notes, name)
     labels = known["blanks"][name]["labels"]
 
     def size(note: dict) -> int:
@@ -137,31 +128,24 @@ def exercises_done(known: dict[str, Any], notes: list[dict]) -> dict[str, dict]:
     return found
 
 
-def reliable(notes: list[dict]) -> list[dict]:
-    """The notes of each cell up to the first statement that broke off."""
-    broken: set[str] = set()
-    kept = []
-    for note in notes:
-        if note["cell"] not in broken:
-            kept.append(note)
-        if note["kind"] in BREAKS:
-            broken.add(note["cell"])
-    return kept
-
-
 def signature(notes: list[dict]) -> list[list[Any]]:
     """What is kept of a run: each assertion that failed, how often, and digits of some."""
-    bad: dict[str, list[dict]] = defaultdict(list)
-    for note in notes:
-        if note["kind"] in BAD:
-            bad[note["key"]].append(note)
     kept = []
-    for key, found in list(bad.items())[:MOST]:
+    for key, found in kept_of(notes).items():
         some = [n.get("digits", []) for n in found[:2]]
         if len(kept) >= MOST / 4:  # shape, sum and size will do
             some = [[" ".join(d.split(" ")[:3]) for d in some[0]]]
         kept.append([key, found[0]["kind"], len(found), *some])
     return kept
+
+
+def kept_of(notes: list[dict]) -> dict[str, list[dict]]:
+    """The first assertions of the chapter that failed, each with its notes."""
+    bad: dict[str, list[dict]] = defaultdict(list)
+    for note in notes:
+        if note["kind"] in BAD and not note["cell"].startswith(SMALL):
+            bad[note["key"]].append(note)
+    return dict(list(bad.items())[:MOST])
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -170,68 +154,45 @@ def alike(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(alike, a, b))
     if a == b:
         return True
-    if " " in str(a) and " " in str(b):
-        parts = zip(a.split(" "), b.split(" "))  # noqa: B905, the first of a few
-        return all(alike(x, y) for x, y in parts)
+    mine, theirs = str(a).split(" "), str(b).split(" ")
+    size = number(mine[2]) if len(mine) > 3 else math.nan  # shape, sum, size, entries
+    floor = NOTHING if math.isnan(size) else max(NOISE * size, NOTHING)
+    pairs = zip(mine, theirs)  # noqa: B905, the first of a few
+    return all(x == y or near(number(x), number(y), floor) for x, y in pairs)
+
+
+def near(x: float, y: float, floor: float) -> bool:
+    return math.isclose(x, y, rel_tol=2e-3, abs_tol=floor)
+
+
+def number(text: str) -> float:
+    """What a text says, or NaN, which is near nothing."""
     try:
-        return math.isclose(float(a), float(b), rel_tol=2e-3, abs_tol=1e-6)
-    except (TypeError, ValueError):
-        return False
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
-def hit(theirs: list[Any] | None, found: list[dict], whole: bool) -> bool:
-    """Whether what failed here is what a mistake makes fail, with its digits.
+def named(mistakes: list[dict], notes: list[dict], name: str = "") -> list[str]:
+    """The sentences of the mistakes, of this definition, that make fail what failed.
 
-    In a cell that was broken off, less may have failed.
+    All of that and nothing else, as often and with the same digits, of which there must be
+    some.
     """
-    if (
-        theirs is None
-        or theirs[0] != found[0]["kind"]
-        or (whole and theirs[1] != len(found))
-    ):
-        return False
-    pairs = zip(theirs[2:], found)  # noqa: B905, the first two
-    return all(alike(a, n.get("digits", [])) for a, n in pairs if a)
-
-
-def named(
-    mistakes: list[dict], notes: list[dict], name: str, own: list[dict], later: set[str]
-) -> list[str]:
-    """The sentences of the mistakes that compute what the reader's definition computes.
-
-    Of `own`, what only this definition can be blamed for, all that came before anything
-    else broke off must be what the mistake makes of it; if that is nothing, half of it.
-    Of several such mistakes, those that explain most of all that failed. What stands on a
-    definition that comes `later` may hold all the same: that one may be written otherwise.
-    """
-    sure = {id(note) for note in reliable(notes)}
-    passed = [n for n in notes if name in n["uses"] and n["kind"] == "passed"]
-    fine = {n["key"] for n in passed if not later & set(n["uses"])}
-    fine -= {note["key"] for note in notes if note["kind"] in BAD}
-    behind = [n for n in notes if name in n["uses"] and n["kind"] in BAD]
-    mine = {note["key"] for note in own}
-    must = {note["key"] for note in own if id(note) in sure}
+    kept = kept_of(notes)
     told = []
-    for mistake in (m for m in mistakes if name in m["blanks"]):
+    for mistake in (m for m in mistakes if m["blanks"] and name in ("", *m["blanks"])):
         theirs = {key: rest for key, *rest in mistake["signature"]}
-        found = hits(theirs, behind, notes)
-        explained = found & mine
-        about = mine if len(theirs) < MOST else mine & theirs.keys()
-        same = must & about <= explained and 2 * len(explained) >= len(about)
-        if explained and same and not fine & theirs.keys():
-            told.append((len(found), mistake["mistake"]))
-    most = max((count for count, _ in told), default=0)
-    return list(dict.fromkeys(said for count, said in told if count == most))
+        digits = any(any(some) for _, _, *pairs in theirs.values() for some in pairs)
+        same = digits and theirs.keys() == kept.keys()
+        if same and all(hit(theirs[key], found) for key, found in kept.items()):
+            told.append(mistake["mistake"])
+    return list(dict.fromkeys(told))
 
 
-def hits(theirs: dict[str, list], behind: list[dict], notes: list[dict]) -> set[str]:
-    """The assertions that failed as they do with a mistake."""
-    broken = {note["cell"] for note in notes if note["kind"] in BREAKS}
-    bad: dict[str, list[dict]] = defaultdict(list)
-    for note in behind:
-        bad[note["key"]].append(note)
-    return {
-        key
-        for key, found in bad.items()
-        if hit(theirs.get(key), found, found[0]["cell"] not in broken)
-    }
+def hit(theirs: list[Any], found: list[dict]) -> bool:
+    """Whether an assertion fails as it does with a mistake."""
+    kind, often, *digits = theirs
+    pairs = zip(digits, found)  # noqa: B905, the first two
+    same = all(alike(a, n.get("digits", [])) for a, n in pairs if a)
+    return (kind, often) == (found[0]["kind"], len(found)) and same

@@ -12,7 +12,7 @@ import venv
 from pathlib import Path
 from typing import NamedTuple
 
-from workkit.checking import MEGABYTES, SECONDS, run_job
+from workkit.jobs import MEGABYTES, SECONDS, run_job
 from workkit.package import book_folder
 from workkit.report import folded, next_step
 from workkit.store import write_whole

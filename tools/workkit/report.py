@@ -22,11 +22,7 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
         "",
     ]
     for name, found in result["blanks"].items():
-        blank = known["blanks"][name]
-        lines.append(f"{SIGNS[found['state']]} {blank['symbol']}{summary(known, found)}")
-        if found["state"] == "failed":
-            lines += [part for line in detail(known, found) for part in folded(line)]
-            lines.append(f"    Stuck? python check.py hint {book.short(name)}")
+        lines += of_one(book, known, name, found)
     for number, note in result["exercises"].items():
         sign = {"passed": "✓", "failed": "✗"}.get(note["kind"], "·")
         title = next(e["title"] for e in known["exercises"] if e["number"] == number)
@@ -37,9 +33,19 @@ def in_words(book: Workbook, result: dict[str, Any]) -> str:
     lines += ["", f"{held} of {all_} equations hold on your code."]
     if result.get("ratio"):
         lines.append(f"{pace(result['ratio'])}.")
-    if step := next_step(book):
+    if step := next_step(book, known["key"]):
         lines.append(f"Next: {step}")
     return "\n".join(lines)
+
+
+def of_one(book: Workbook, known: dict, name: str, found: dict) -> list[str]:
+    """What is said of a definition."""
+    symbol = known["blanks"][name]["symbol"]
+    lines = [f"{SIGNS[found['state']]} {symbol}{summary(known, found)}"]
+    if found["state"] == "failed":
+        lines += [part for line in detail(known, found) for part in folded(line)]
+        lines.append(f"    Stuck? python check.py hint {book.short(name)}")
+    return lines
 
 
 def pace(ratio: float) -> str:
@@ -104,12 +110,15 @@ def told(mistakes: list[str]) -> list[str]:
     ]
 
 
-def next_step(book: Workbook) -> str:
+def next_step(book: Workbook, at: str = "") -> str:
     """What does not pass in the first chapter that has such, as an order.
 
-    There, one that failed comes first, and then what is not written: others may wait.
+    There, one that failed comes first, and then what is not written: others may wait. What
+    failed in the chapter where the reader is `at` comes before all.
     """
-    for key, known in book.data.items():
+    here = at and any(name in book.state["failed"] for name in book.data[at]["blanks"])
+    for key in [at, *book.data] if here else book.data:
+        known = book.data[key]
         left = [
             name
             for name in known["blanks"]

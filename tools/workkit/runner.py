@@ -36,7 +36,7 @@ def main() -> None:
         return
     job, out = json.loads(Path(sys.argv[1]).read_text("utf-8")), Path(sys.argv[2])
     limit_memory(job["megabytes"])
-    prepare(Path(job["folder"]))
+    prepare(Path(job["folder"]), Path(job.get("package", job["folder"])))
     result: dict[str, Any] = {"done": False}
     with open(out.with_suffix(".trace"), "w", encoding="utf-8") as trace:
 
@@ -55,8 +55,11 @@ def main() -> None:
         out.write_text(json.dumps(result | {"done": True}), encoding="utf-8")
 
 
-def prepare(folder: Path) -> None:
-    """A process like the kernel of a notebook, but one that draws nothing."""
+def prepare(folder: Path, package: Path) -> None:
+    """A process like the kernel of a notebook, but one that draws nothing.
+
+    The attnlib that it imports is the one in `package`.
+    """
     for name, value in (("TRITON_INTERPRET", "1"), ("OMP_NUM_THREADS", "1")):
         os.environ.setdefault(name, value)
     from matplotlib import pyplot as plt
@@ -64,7 +67,7 @@ def prepare(folder: Path) -> None:
     plt.switch_backend("agg")
     plt.show = lambda *_, **__: plt.close("all")
     os.chdir(folder / "book")
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(package))
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
@@ -89,11 +92,11 @@ def run(cells: list[dict], owner: dict[str, str], tell: Any, then: Any = None) -
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     tracer = Tracer(module.__dict__, owner)
-    chosen = needed(cells)
+    chosen = needed(cells) | {i for i, cell in enumerate(cells) if "tests" in cell}
     tell("the imports", tracer.notes, 0.0)
     start = 0.0
     for index, cell in enumerate(cells):
-        source, blank = cell["source"], cell.get("blank")
+        source, blank = cell["source"], cell.get("blank") or cell.get("tests")
         if cell.get("exercise"):
             continue
         if index not in chosen:

@@ -1,0 +1,954 @@
+# ruff: noqa: E402
+"""Small tests of each definition: python check.py 1 apply_mask runs those of `apply_mask`.
+
+Each part stands below a comment with the name of its definition, which it finds imported,
+beside math, np and torch. A check of a chapter runs them first.
+"""
+
+# masks.apply_mask
+scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+seen = torch.tensor([[True, False], [True, True]])
+hidden = apply_mask(scores, seen)
+assert hidden.tolist() == [[1.0, -math.inf], [3.0, 4.0]]
+assert scores.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+added = apply_mask(scores, torch.tensor([[0.5, -1.0]]))
+assert added.tolist() == [[1.5, 1.0], [3.5, 3.0]]
+
+# masks.causal_mask
+assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True] * 3]
+late = causal_mask(2, 4)
+assert late.tolist() == [[True, True, True, False], [True] * 4]
+early = causal_mask(3, 2)
+assert early.tolist() == [[False, False], [True, False], [True, True]]
+
+# scaled_dot_product.masked_softmax
+weights = masked_softmax(torch.tensor([[0.0, math.log(3.0)], [-math.inf, 5.0]]))
+assert torch.allclose(weights, torch.tensor([[0.25, 0.75], [0.0, 1.0]]))
+empty = masked_softmax(torch.full((1, 2), -math.inf))
+assert empty.tolist() == [[0.0, 0.0]]
+large = masked_softmax(torch.tensor([[1000.0, 1000.0], [0.0, 0.0]]))
+assert large.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+# scaled_dot_product.ScaledDotProductAttention
+attention = ScaledDotProductAttention(scale=1.0)
+query, key = torch.tensor([[math.log(3.0), 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+value = torch.tensor([[4.0, 0.0, 0.0], [0.0, 8.0, 0.0]])
+output, weights = attention(query, key, value)
+assert torch.allclose(weights, torch.tensor([[0.75, 0.25]]))
+assert torch.allclose(output, torch.tensor([[3.0, 2.0, 0.0]]))
+scaled = ScaledDotProductAttention()(query, key, value)[1]
+ratio = (scaled[0, 0] / scaled[0, 1]).item()
+assert math.isclose(ratio, 3 ** (1 / math.sqrt(2)), rel_tol=1e-5)
+output, weights = attention(query, key, value, torch.zeros(1, 2, dtype=torch.bool))
+assert output.tolist() == [[0.0, 0.0, 0.0]]
+for scale in (0.0, 0.3):
+    weights = ScaledDotProductAttention(scale=scale)(query, key, value)[1]
+    assert torch.allclose(weights, (query @ key.mT * scale).softmax(-1))
+dropping = ScaledDotProductAttention(dropout=0.5)
+output, weights = dropping(query, key.repeat(50, 1), torch.ones(100, 1))
+assert torch.allclose(weights.sum(-1), torch.ones(1))
+assert abs(output.item() - 1.0) > 1e-3
+assert math.isclose(
+    dropping.eval()(query, key, torch.ones(2, 1))[0].item(), 1.0, rel_tol=1e-6
+)
+
+
+# self_attention.SelfAttention
+layer = SelfAttention(3, 2)
+x = torch.randn(4, 3)
+output, weights = layer(x, return_weights=True)
+assert output.shape == (4, 2)
+assert torch.allclose(weights.sum(-1), torch.ones(4))
+maps = [p for p in layer.parameters() if p.dim() == 2]
+assert [tuple(p.shape) for p in maps] == [(2, 3)] * 3
+alone, weights = layer(x[:1], return_weights=True)
+assert weights.tolist() == [[1.0]]
+shuffled = layer(x.flip(0))
+assert torch.allclose(shuffled.flip(0), layer(x), atol=1e-6)
+layer = SelfAttention(3, 2, dqv_bias=True)
+q, k, v = (f(x) for f in (layer.W_query, layer.W_key, layer.W_value))
+expected = (q @ k.mT / math.sqrt(2)).softmax(-1)
+output, weights = layer(x, return_weights=True)
+assert torch.allclose(weights, expected, atol=1e-6)
+assert torch.allclose(output, expected @ v, atol=1e-6)
+assert [tuple(p.shape) for p in layer.parameters() if p.dim() == 1] == [(2,)] * 3
+
+
+# causal_attention.CausalAttention
+layer = CausalAttention(3, 2)
+x = torch.randn(5, 3)
+output, weights = layer(x, return_weights=True)
+assert torch.equal(weights, weights.tril())
+assert weights[0].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+other = x.clone()
+other[3:] += 1.0
+assert torch.allclose(layer(other)[:3], output[:3], atol=1e-6)
+assert not torch.allclose(layer(other)[3:], output[3:], atol=1e-3)
+q, k, v = (f(x) for f in (layer.W_query, layer.W_key, layer.W_value))
+scores = (q @ k.mT / math.sqrt(2)).masked_fill(torch.ones(5, 5).triu(1) > 0, -math.inf)
+assert torch.allclose(weights, scores.softmax(-1), atol=1e-6)
+dropping = CausalAttention(3, 2, dropout=0.9)
+assert not torch.allclose(dropping(x), dropping(x))
+assert torch.equal(dropping.eval()(x), dropping(x))
+
+
+# projection.Projection
+layer = Projection(3, 2)
+shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
+assert shapes == {"W": (3, 2), "b": (2,)}
+x = torch.randn(4, 5, 3)
+assert torch.allclose(layer(x), x @ layer.W + layer.b, atol=1e-6)
+plain = Projection(3, 2, bias=False)
+assert torch.allclose(plain(x), x @ plain.W, atol=1e-6)
+big = Projection(400, 400).W
+assert abs(big.abs().max().item() * math.sqrt(400) - 1) < 0.01
+assert abs(big.var().item() * 400 - 1 / 3) < 0.02
+
+
+# multi_head.split_heads
+x = torch.arange(8.0).reshape(2, 4)
+assert split_heads(x, 2).tolist() == [[[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0, 7.0]]]
+assert split_heads(torch.zeros(3, 5, 6), 2).shape == (3, 2, 5, 3)
+assert split_heads(x, 1).shape == (1, 2, 4)
+
+# multi_head.merge_heads
+x = torch.arange(8.0).reshape(2, 2, 2)
+assert merge_heads(x).tolist() == [[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]
+assert merge_heads(torch.zeros(3, 2, 5, 4)).shape == (3, 5, 8)
+one = torch.arange(6.0).reshape(1, 3, 2)
+assert torch.equal(merge_heads(one), one[0])
+
+# multi_head.MultiHeadAttention
+torch.manual_seed(1)
+layer = MultiHeadAttention(6, 2)
+x = torch.randn(4, 5, 6)
+output, weights = layer(x)
+assert output.shape == (4, 5, 6)
+assert torch.allclose(torch.stack([*weights]).sum(-1), torch.ones(2, 4, 5))
+q, k, v = (
+    p(x).unflatten(-1, (2, 3)).mT.mT.transpose(1, 2)
+    for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+)
+read = (q @ k.mT / math.sqrt(3)).softmax(-1) @ v
+assert torch.allclose(output, layer.out_proj(read.transpose(1, 2).flatten(2)), atol=1e-6)
+assert torch.allclose(layer(x, need_weights=False)[0], output, atol=1e-6)
+key, value = torch.randn(4, 3, 6), torch.randn(4, 3, 6)
+k, v = (
+    p(y).unflatten(-1, (2, 3)).transpose(1, 2)
+    for p, y in ((layer.k_proj, key), (layer.v_proj, value))
+)
+read = (q @ k.mT / math.sqrt(3)).softmax(-1) @ v
+crossed = layer(x, key, value)[0]
+assert torch.allclose(crossed, layer.out_proj(read.transpose(1, 2).flatten(2)), atol=1e-6)
+assert torch.allclose(layer(x, key)[0], layer(x, key, key)[0])
+
+# masks.padding_mask
+mask = padding_mask([1, 3])
+assert mask.shape == (2, 1, 1, 3)
+assert mask.flatten(1).tolist() == [[True, False, False], [True, True, True]]
+wider = padding_mask(torch.tensor([2]), max_length=4)
+assert wider.flatten().tolist() == [True, True, False, False]
+
+
+# distance_bias.relative_positions
+assert relative_positions(2, 2, 3).tolist() == [[0, 1], [-1, 0]]
+assert relative_positions(2, 3, 3).tolist() == [[-1, 0, 1], [-2, -1, 0]]
+far = relative_positions(5, 5, 1)
+assert far.min() == -1 and far.max() == 1
+assert relative_positions(1, 4, 1).tolist() == [[-1, -1, -1, 0]]
+
+# distance_bias.LearnedBiasAttention
+attention = LearnedBiasAttention(2, max_distance=3)
+(bias,) = attention.parameters()
+assert sorted(bias.shape) == [2, 7]
+q, k, v = torch.randn(3, 2, 4, 5)
+output, weights = attention(q, k, v)
+plain = (q @ k.mT / math.sqrt(5)).softmax(-1)
+assert torch.allclose(weights, plain, atol=1e-6)
+with torch.no_grad():
+    bias.copy_(torch.randn(bias.shape))
+weights = attention(q, k, v)[1]
+assert not torch.allclose(weights, plain, atol=1e-2)
+assert torch.allclose(weights.sum(-1), torch.ones(2, 4))
+table = bias if bias.shape[0] == 2 else bias.T
+distance = torch.arange(4) - torch.arange(4)[:, None]
+expected = q @ k.mT / math.sqrt(5) + table[:, 3 + distance]
+assert torch.allclose(weights, expected.softmax(-1), atol=1e-5)
+
+# physics_guided.guidance
+residual = torch.tensor([[1.0, 3.0], [5.0, 5.0]])
+found = guidance(residual, 2.0, 0.25)
+expected = 2.0 * torch.log(torch.tensor([[0.75, 1.75], [1.25, 1.25]]))
+assert torch.allclose(found, expected, atol=1e-6)
+assert torch.allclose(guidance(10 * residual, 2.0, 0.25), found, atol=1e-6)
+assert torch.isfinite(guidance(torch.zeros(3), 1.0, 1e-6)).all()
+
+
+# layer_norm.LayerNorm
+norm = LayerNorm(4, eps=0.0)
+x = torch.tensor([[0.0, 0.0, 2.0, 2.0], [1.0, 3.0, 1.0, 3.0]])
+expected = torch.tensor([[-1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, -1.0, 1.0]])
+assert torch.allclose(norm(x), expected)
+norm = LayerNorm(5)
+x = torch.randn(3, 5)
+expected = torch.nn.functional.layer_norm(x, (5,), eps=1e-5)
+assert torch.allclose(norm(x), expected, atol=1e-6)
+assert torch.equal(LayerNorm(3)(torch.full((2, 3), 7.0)), torch.zeros(2, 3))
+with torch.no_grad():
+    for p in norm.parameters():
+        p.add_(torch.randn(p.shape))
+x = 0.01 * torch.randn(3, norm.gamma.numel())
+expected = torch.nn.functional.layer_norm(
+    x, norm.gamma.shape, norm.gamma, norm.beta, norm.eps
+)
+assert torch.allclose(norm(x), expected, atol=1e-6)
+
+
+# feed_forward.FeedForwardNetwork
+layer = FeedForwardNetwork(3)
+shapes = sorted(tuple(p.shape) for p in layer.parameters())
+assert shapes == [(3,), (3, 12), (12,), (12, 3)]
+x = torch.randn(2, 5, 3)
+hidden = layer.linear_1(x)
+assert torch.allclose(layer(x), layer.linear_2(hidden.clamp(min=0)), atol=1e-6)
+smooth = FeedForwardNetwork(3, 7, activation=torch.tanh)
+assert torch.allclose(smooth(x), smooth.linear_2(smooth.linear_1(x).tanh()), atol=1e-6)
+assert smooth.linear_1(x).shape == (2, 5, 7)
+
+
+# transformer.TransformerBlock
+block = TransformerBlock(6, 2)
+x = torch.randn(2, 5, 6)
+middle = x + block.attention(block.norm_1(x))[0]
+expected = middle + block.feed_forward(block.norm_2(middle))
+assert torch.allclose(block(x), expected, atol=1e-6)
+after = TransformerBlock(6, 2, norm_first=False)
+middle = after.norm_1(x + after.attention(x)[0])
+expected = after.norm_2(middle + after.feed_forward(middle))
+assert torch.allclose(after(x), expected, atol=1e-6)
+with torch.no_grad():
+    block.norm_2.gamma.mul_(torch.rand(6))
+middle = x + block.attention(block.norm_1(x))[0]
+expected = middle + block.feed_forward(block.norm_2(middle))
+assert torch.allclose(block(x), expected, atol=1e-6)
+
+# transformer.sinusoidal_positions
+table = sinusoidal_positions(3, 4)
+assert table.shape == (3, 4)
+assert table[0].tolist() == [0.0, 1.0, 0.0, 1.0]
+assert torch.allclose(table[1, :2], torch.tensor([math.sin(1.0), math.cos(1.0)]))
+slow = torch.tensor([math.sin(0.02), math.cos(0.02)])
+assert torch.allclose(table[2, 2:], slow)
+
+# generation.sample
+logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 0.0]])
+assert sample(logits, temperature=0.0).tolist() == [[1], [0]]
+assert sample(logits, top_k=1).tolist() == [[1], [0]]
+even = torch.tensor([[0.0, math.log(3.0)]]).expand(4000, 2)
+drawn = sample(even, generator=torch.Generator().manual_seed(1)).float().mean().item()
+assert abs(drawn - 0.75) < 0.03
+drawn = sample(2 * even, temperature=2.0, generator=torch.Generator().manual_seed(1))
+assert abs(drawn.float().mean().item() - 0.75) < 0.03
+drawn = sample(torch.zeros(200, 5), top_k=2, generator=torch.Generator().manual_seed(1))
+assert drawn.unique().numel() == 2
+
+# transformer.LanguageModel
+torch.manual_seed(1)
+model = LanguageModel(7, 9, 8, 2, 2).eval()
+ids = torch.tensor([[1, 2, 3, 4]])
+logits = model(ids)
+assert logits.shape == (1, 4, 7)
+other = model(torch.tensor([[1, 2, 3, 6]]))
+assert torch.allclose(logits[:, :3], other[:, :3], atol=1e-5)
+assert not torch.allclose(logits[:, 3], other[:, 3], atol=1e-3)
+written = model.generate(ids, 3, temperature=0.0)
+assert written.shape == (1, 7)
+assert written[0, 4] == logits[0, 3].argmax()
+x = model.token_embedding(ids) + model.positions[:4]
+for block in model.blocks:
+    x = block(x, torch.ones(4, 4, dtype=torch.bool).tril())
+expected = model.norm(x) @ model.token_embedding.weight.T
+assert torch.allclose(logits, expected, atol=1e-5)
+
+
+# backprop.attention.softmax
+weights = softmax(np.log([[1.0, 3.0], [5.0, 5.0]]))
+assert np.allclose(weights, [[0.25, 0.75], [0.5, 0.5]])
+far = softmax(np.array([[1000.0, 1000.0], [0.0, 0.0]]))
+assert far.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+hidden = softmax(np.array([[-np.inf, -np.inf], [-np.inf, 2.0]]))
+assert hidden.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+moved = softmax(np.array([[0.0 + 1e-30j, 0.0]]))
+assert abs(moved[0, 0].imag / 1e-30 - 0.25) < 1e-12
+
+# backprop.attention.softmax_backward
+weights, d_weights = np.array([[0.25, 0.75]]), np.array([[4.0, 0.0]])
+assert softmax_backward(d_weights, weights).tolist() == [[0.75, -0.75]]
+assert softmax_backward(np.ones((1, 2)), weights).tolist() == [[0.0, 0.0]]
+two = softmax_backward(
+    np.array([[1.0, 0.0], [0.0, 8.0]]), np.array([[1.0, 0.0], [0.5, 0.5]])
+)
+assert two.tolist() == [[0.0, 0.0], [-2.0, 2.0]]
+
+# backprop.gradient_check.finite_differences
+x = np.array([1.0, 2.0])
+fourth = finite_differences(lambda x: x**4, x)
+assert np.abs(fourth - [4.0, 32.0]).max() < 1e-9
+coarse = finite_differences(lambda x: x**3, x, step=0.5)
+assert np.abs(coarse - [3.0, 12.0]).max() < 1e-12
+assert finite_differences(lambda x: x.sum() * 2, np.zeros((2, 3))).shape == (2, 3)
+x.flags.writeable = False
+assert np.abs(finite_differences(lambda x: x, x) - 1.0).max() < 1e-9
+
+# backprop.gradient_check.complex_step
+x = np.array([0.5, -1.0])
+assert np.allclose(complex_step(np.exp, x), np.exp(x), rtol=1e-15, atol=0)
+assert np.allclose(complex_step(lambda x: x[0] * x[1] ** 2, x), [1.0, -1.0], rtol=1e-15)
+x.flags.writeable = False
+assert complex_step(np.sin, x).dtype == np.float64
+
+# backprop.gradient_check.relative_error
+assert relative_error(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 0.5
+assert relative_error(np.array([1.0, 4.0]), np.array([1.0, 2.0])) == 0.5
+assert relative_error(np.array([0.0]), np.array([1e-9])) == 1e-6
+assert relative_error(np.array([[3.0]]), np.array([[3.0]])) == 0.0
+assert relative_error(np.array([8.0, 0.0]), np.array([8.0, 2.0])) == 0.25
+
+# backprop.dropout.Dropout
+layer = Dropout(0.25, np.random.default_rng(1))
+x = np.ones((100, 100))
+output = layer.forward(x)
+kept = output != 0
+assert abs(kept.mean() - 0.75) < 0.02
+assert np.allclose(output[kept], 1 / 0.75)
+assert np.allclose(layer.backward(3 * x), 3 * output)
+assert not np.array_equal(layer.forward(x), output)
+
+# backprop.attention.ScaledDotProductAttention
+rng = np.random.default_rng(1)
+q, k, v, d = (rng.normal(size=s) for s in ((3, 2), (4, 2), (4, 5), (3, 5)))
+layer = ScaledDotProductAttention()
+output, weights = layer.forward(q, k, v)
+tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+theirs = torch.nn.functional.scaled_dot_product_attention(*tensors)
+assert np.allclose(output, theirs.detach().numpy())
+for mine, judge in zip(
+    layer.backward(d), torch.autograd.grad(theirs, tensors, torch.tensor(d)), strict=True
+):
+    assert np.allclose(mine, judge.numpy())
+seen = np.tril(np.ones((3, 4), bool))
+for scale in (0.0, 0.3):
+    layer = ScaledDotProductAttention(scale=scale)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        *tensors, attn_mask=torch.tensor(seen), scale=scale
+    )
+    assert np.allclose(layer.forward(q, k, v, seen)[0], theirs.detach().numpy())
+    judges = torch.autograd.grad(theirs, tensors, torch.tensor(d))
+    for mine, judge in zip(layer.backward(d), judges, strict=True):
+        assert np.allclose(mine, judge.numpy())
+
+
+# backprop.projection.Projection
+layer = Projection(3, 2, rng=np.random.default_rng(1))
+x, d = np.arange(12.0).reshape(2, 2, 3), np.ones((2, 2, 2))
+assert np.allclose(layer.forward(x), x @ layer.W + layer.b)
+assert np.allclose(layer.backward(d), d @ layer.W.T)
+found = layer.gradients()
+assert found["W"].tolist() == [[18.0, 18.0], [22.0, 22.0], [26.0, 26.0]]
+assert found["b"].tolist() == [4.0, 4.0]
+
+# backprop.feed_forward.ReLU
+layer = ReLU()
+x = np.array([[-2.0, 0.0, 3.0]])
+assert layer.forward(x).tolist() == [[0.0, 0.0, 3.0]]
+assert layer.backward(np.array([[5.0, 6.0, 7.0]])).tolist() == [[0.0, 0.0, 7.0]]
+assert x.tolist() == [[-2.0, 0.0, 3.0]]
+
+# backprop.feed_forward.FeedForwardNetwork
+layer = FeedForwardNetwork(3, 4, rng=np.random.default_rng(1))
+x, d = np.random.default_rng(2).normal(size=(2, 5, 3)), np.ones((2, 5, 3))
+hidden = x @ layer.linear_1.W + layer.linear_1.b
+assert np.allclose(
+    layer.forward(x), np.maximum(hidden, 0) @ layer.linear_2.W + layer.linear_2.b
+)
+back = (d @ layer.linear_2.W.T) * (hidden > 0)
+assert np.allclose(layer.backward(d), back @ layer.linear_1.W.T)
+
+# backprop.layer_norm.LayerNorm
+layer = LayerNorm(4)
+rng = np.random.default_rng(1)
+x, d = rng.normal(size=(3, 4)), rng.normal(size=(3, 4))
+tensor = torch.tensor(x, requires_grad=True)
+theirs = torch.nn.functional.layer_norm(tensor, (4,), eps=1e-5)
+assert np.allclose(layer.forward(x), theirs.detach().numpy())
+(judge,) = torch.autograd.grad(theirs, tensor, torch.tensor(d))
+assert np.allclose(layer.backward(d), judge.numpy())
+assert np.allclose(layer.gradients()["beta"], d.sum(0))
+layer.gamma[:], layer.beta[:] = rng.normal(size=(2, 4))
+gamma, beta = (torch.tensor(p, requires_grad=True) for p in (layer.gamma, layer.beta))
+theirs = torch.nn.functional.layer_norm(tensor, (4,), gamma, beta, 1e-5)
+assert np.allclose(layer.forward(x), theirs.detach().numpy())
+judges = torch.autograd.grad(theirs, (tensor, gamma, beta), torch.tensor(d))
+found = layer.backward(d), layer.gradients()["gamma"], layer.gradients()["beta"]
+for mine, judge in zip(found, judges, strict=True):
+    assert np.allclose(mine, judge.numpy())
+
+# backprop.embedding.Embedding
+layer = Embedding(4, 2, np.random.default_rng(1))
+ids = np.array([[1, 3], [1, 0]])
+table = next(iter(layer.parameters().values()))
+assert np.array_equal(layer.forward(ids), table[ids])
+layer.backward(np.arange(8.0).reshape(2, 2, 2))
+(found,) = layer.gradients().values()
+assert found.tolist() == [[6.0, 7.0], [4.0, 6.0], [0.0, 0.0], [2.0, 3.0]]
+
+# backprop.cross_entropy.CrossEntropy
+loss = CrossEntropy()
+logits = np.log([[1.0, 3.0], [2.0, 2.0]])
+assert np.isclose(loss.forward(logits, np.array([1, 0])), np.log(8 / 3) / 2)
+assert np.allclose(loss.backward(), [[0.125, -0.125], [-0.25, 0.25]])
+assert np.isfinite(loss.forward(np.array([[0.0, 1000.0]]), np.array([0])))
+
+
+# backprop.multi_head.split_heads
+x = np.arange(8.0).reshape(2, 4)
+assert split_heads(x, 2).tolist() == [[[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0, 7.0]]]
+assert split_heads(np.zeros((3, 5, 6)), 2).shape == (3, 2, 5, 3)
+
+# backprop.multi_head.merge_heads
+x = np.arange(8.0).reshape(2, 2, 2)
+assert merge_heads(x).tolist() == [[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]
+assert merge_heads(np.zeros((3, 2, 5, 4))).shape == (3, 5, 8)
+
+# backprop.multi_head.MultiHeadAttention
+layer = MultiHeadAttention(6, 2, rng=np.random.default_rng(1))
+x = np.random.default_rng(2).normal(size=(2, 4, 6))
+output, weights = layer.forward(x)
+assert output.shape == (2, 4, 6)
+assert np.allclose(np.stack([*weights]).sum(-1), 1.0)
+d_query = layer.backward(np.ones_like(output))[0]
+step = np.zeros_like(x)
+step[1, 2, 3] = 1e-5
+slope = (layer.forward(x + step)[0] - layer.forward(x - step)[0]).sum() / 2e-5
+assert abs(d_query[1, 2, 3] - slope) < 1e-7
+
+# backprop.optimizers.SGD
+from attnlib.backprop import Projection
+
+layer = Projection(1, 1, bias=False, rng=np.random.default_rng(1))
+start = layer.W.item()
+optimizer = SGD(layer, lr=0.1, momentum=0.5)
+for _ in range(2):
+    layer.forward(np.ones((1, 1)))
+    layer.backward(np.full((1, 1), 2.0))
+    optimizer.step()
+assert np.isclose(layer.W.item(), start - 0.1 * 2 - 0.1 * (2 + 0.5 * 2))
+
+# backprop.optimizers.Adam
+from attnlib.backprop import Projection
+
+layer = Projection(1, 1, bias=False, rng=np.random.default_rng(1))
+mine = torch.tensor([layer.W.item()], dtype=torch.float64, requires_grad=True)
+optimizer, theirs = Adam(layer, lr=0.1), torch.optim.Adam([mine], lr=0.1)
+for size in (2.0, -0.5, 3.0):
+    layer.forward(np.ones((1, 1)))
+    layer.backward(np.full((1, 1), size))
+    optimizer.step()
+    mine.grad = torch.tensor([size], dtype=torch.float64)
+    theirs.step()
+assert np.isclose(layer.W.item(), mine.item())
+
+# backprop.transformer.TransformerBlock
+block = TransformerBlock(6, 2, rng=np.random.default_rng(1))
+x = np.random.default_rng(2).normal(size=(2, 4, 6))
+output = block.forward(x)
+d_x = block.backward(np.ones_like(output))
+step = np.zeros_like(x)
+step[1, 2, 3] = 1e-5
+slope = (block.forward(x + step) - block.forward(x - step)).sum() / 2e-5
+assert abs(d_x[1, 2, 3] - slope) < 1e-6
+block.attention.out_proj.W[:] = 0
+block.attention.out_proj.b[:] = 0
+block.feed_forward.linear_2.W[:] = 0
+block.feed_forward.linear_2.b[:] = 0
+assert np.allclose(block.forward(x), x)
+
+# backprop.transformer.LanguageModel
+from attnlib.backprop import CrossEntropy
+
+model = LanguageModel(7, 5, 8, 2, 1, rng=np.random.default_rng(1))
+ids, targets, loss = np.array([[1, 2, 3]]), np.array([[2, 3, 4]]), CrossEntropy()
+logits = model.forward(ids)
+assert logits.shape == (1, 3, 7)
+loss.forward(logits, targets)
+model.backward(loss.backward())
+found, numbers = model.gradients(), model.parameters()
+assert found.keys() == numbers.keys()
+for name in ("token_embedding.weight", "positions"):
+    before = numbers[name][1, 2]
+    around = []
+    for moved in (before + 1e-5, before - 1e-5):
+        numbers[name][1, 2] = moved
+        around.append(loss.forward(model.forward(ids), targets))
+    numbers[name][1, 2] = before
+    assert abs(found[name][1, 2] - (around[0] - around[1]) / 2e-5) < 1e-7
+
+
+# online_softmax.block_state
+scores = torch.tensor([[0.0, math.log(3.0)], [-math.inf, -math.inf]])
+state = block_state(scores, torch.tensor([[4.0], [8.0]]))
+assert torch.allclose(state.maximum, torch.tensor([math.log(3.0), -math.inf]))
+assert torch.allclose(state.total, torch.tensor([4 / 3, 0.0]))
+assert torch.allclose(state.output, torch.tensor([[7.0], [0.0]]))
+large = block_state(torch.tensor([[1000.0, 1000.0]]), torch.tensor([[4.0], [8.0]]))
+assert [x.item() for x in large] == [1000.0, 2.0, 6.0]
+
+# online_softmax.merge_states
+from attnlib.online_softmax import SoftmaxState
+
+a = SoftmaxState(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([[3.0]]))
+b = SoftmaxState(torch.tensor([math.log(2.0)]), torch.tensor([3.0]), torch.tensor([[7.0]]))
+both = merge_states(a, b)
+assert math.isclose(both.maximum.item(), math.log(2.0), rel_tol=1e-6)
+assert math.isclose(both.total.item(), 4.0, rel_tol=1e-6)
+assert math.isclose(both.output.item(), 6.0, rel_tol=1e-6)
+none = SoftmaxState(torch.tensor([-math.inf]), torch.zeros(1), torch.zeros(1, 1))
+assert [x.item() for x in merge_states(none, a)] == [0.0, 2.0, 3.0]
+assert [x.item() for x in merge_states(none, none)] == [-math.inf, 0.0, 0.0]
+
+# online_softmax.online_attention
+scores, values = torch.randn(3, 7), torch.randn(7, 5)
+for size in (1, 3, 7):
+    parts = zip(scores.split(size, dim=1), values.split(size), strict=True)
+    state = online_attention(parts)
+    assert torch.allclose(state.output, scores.softmax(-1) @ values, atol=1e-5)
+    assert torch.allclose(state.lse, scores.logsumexp(-1), atol=1e-5)
+hidden = online_attention([(torch.full((1, 2), -math.inf), values[:2])])
+assert hidden.output.tolist() == [[0.0] * 5]
+
+# online_softmax.merge_outputs
+first = torch.tensor([[2.0]]), torch.tensor([0.0])
+second = torch.tensor([[6.0]]), torch.tensor([math.log(3.0)])
+output, lse = merge_outputs(first, second)
+assert math.isclose(output.item(), 5.0, rel_tol=1e-6)
+assert math.isclose(lse.item(), math.log(4.0), rel_tol=1e-6)
+large = [(x, lse + 1000.0) for x, lse in (first, second)]
+assert math.isclose(merge_outputs(*large)[0].item(), 5.0, rel_tol=1e-3)
+none = torch.zeros(1, 1), torch.tensor([-math.inf])
+assert [x.item() for x in merge_outputs(none, first)] == [2.0, 0.0]
+assert [x.item() for x in merge_outputs(none, none)] == [0.0, -math.inf]
+
+
+# flash.tiles.visible_tiles
+def tiles(*given, **more):
+    return [(x.start, x.stop, partial) for x, partial in visible_tiles(*given, **more)]
+
+
+assert tiles(slice(0, 2), 4, 5, False, 3) == [(0, 3, False), (3, 5, False)]
+assert tiles(slice(2, 4), 4, 4, True, 2) == [(0, 2, False), (2, 4, True)]
+covered = [0] * 6
+for start, stop, _ in tiles(slice(3, 5), 6, 6, True, 4, window=2):
+    for key in range(start, stop):
+        covered[key] += 1
+assert covered == [0, 0, 1, 1, 1, 0]
+
+# flash.tiles.TiledAttention
+from attnlib.flash import flash_attention
+
+q, k, v = (torch.randn(2, n, 8, dtype=torch.float64) for n in (5, 7, 7))
+for causal in (False, True):
+    scores = q @ k.mT / math.sqrt(8)
+    if causal:
+        seen = torch.ones(5, 7, dtype=torch.bool).tril(2)
+        scores = scores.masked_fill(~seen, -math.inf)
+    found = flash_attention(q, k, v, causal=causal, block_size=(2, 3))
+    assert torch.allclose(found, scores.softmax(-1) @ v)
+inputs = [x.requires_grad_() for x in (q, k, v)]
+plain = ((q @ k.mT / math.sqrt(8)).softmax(-1) @ v).square().sum()
+tiled = flash_attention(q, k, v, block_size=(2, 3)).square().sum()
+for mine, judge in zip(
+    torch.autograd.grad(tiled, inputs), torch.autograd.grad(plain, inputs), strict=True
+):
+    assert torch.allclose(mine, judge)
+
+
+# rotary.frequencies
+assert len(frequencies(6)) == 3
+assert np.allclose(frequencies(4), [1.0, 0.01])
+assert np.allclose(frequencies(4, base=100.0), [1.0, 0.1])
+
+# rotary.angles
+x = torch.zeros(3, 4)
+found = angles(x, 0, (1.0, 0.5))
+assert found.tolist() == [[0.0, 0.0], [1.0, 0.5], [2.0, 1.0]]
+assert torch.equal(angles(x, 2, (1.0, 0.5)), found + torch.tensor([2.0, 1.0]))
+places = torch.tensor([5, 0, 7])
+assert angles(x, places, (1.0, 0.5))[:, 0].tolist() == [5.0, 0.0, 7.0]
+
+# rotary.turn
+x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+quarter = torch.full((1, 2), math.pi / 2)
+halves = turn(x, quarter, interleaved=False)
+assert torch.allclose(halves, torch.tensor([[-3.0, -4.0, 1.0, 2.0]]), atol=1e-6)
+pairs = turn(x, quarter, interleaved=True)
+assert torch.allclose(pairs, torch.tensor([[-2.0, 1.0, -4.0, 3.0]]), atol=1e-6)
+assert torch.allclose(turn(x, 0 * quarter, False, 1.5), 1.5 * x)
+
+# rotary.rotate
+x = torch.randn(5, 8, dtype=torch.float64)
+assert torch.equal(rotate(x)[0], x[0])
+assert torch.allclose(rotate(x).norm(dim=-1), x.norm(dim=-1))
+near = rotate(x[:1], 3) @ rotate(x[1:2], 1).mT
+far = rotate(x[:1], 13) @ rotate(x[1:2], 11).mT
+assert torch.allclose(near, far)
+assert torch.allclose(rotate(x, 4)[2], rotate(x, torch.full((5,), 6))[2])
+
+# rotary.turns_of
+assert np.allclose(turns_of((2 * math.pi, math.pi), 10), [10.0, 5.0])
+assert len(turns_of(tuple([1.0] * 4), 3)) == 4
+
+# rotary.ramp_of_turns
+omega = tuple(2 * math.pi * n / 16 for n in (1, 4, 10, 64))
+ramp = ramp_of_turns(omega, 16, 2.0, 6.0)
+assert np.allclose(ramp, [0.0, 0.5, 1.0, 1.0])
+
+# rotary.ramp_of_pairs
+ramp = ramp_of_pairs(16, 10000.0, 64, 1.0, 32.0)
+assert len(ramp) == 8
+assert ramp[-1] == 0.0
+assert min(ramp) == 0.0 and max(ramp) <= 1.0
+assert [*ramp] == sorted(ramp, reverse=True)
+
+# rotary.scale_frequencies
+plain = scale_frequencies(8, 10000.0, None, 1.0, None, None)
+assert np.allclose(plain, [1.0, 0.1, 0.01, 0.001])
+linear = scale_frequencies(8, 10000.0, "linear", 4.0, None, None)
+assert np.allclose(linear, np.array(plain) / 4)
+
+
+# cache.KVCache
+cache = KVCache(4)
+first, second = torch.randn(1, 2, 3), torch.randn(1, 1, 3)
+keys, values = cache.append(first, 2 * first)
+assert torch.equal(keys, first) and torch.equal(values, 2 * first)
+keys, values = cache.append(second, second)
+assert torch.equal(keys, torch.cat([first, second], dim=-2))
+assert len(cache) == 3
+assert keys.data_ptr() == cache.append(second, second)[0].data_ptr()
+cache.truncate(1)
+assert len(cache) == 1
+keys, _ = cache.append(second, second)
+assert torch.equal(keys, torch.cat([first[:, :1], second], dim=-2))
+
+# transformer.padded_places
+places, mask = padded_places(torch.tensor([0, 2]), 0, 4)
+assert places.tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
+seen = mask.expand(2, 1, 4, 4)[:, 0, -1].tolist()
+assert seen == [[True] * 4, [False, False, True, True]]
+later, _ = padded_places(torch.tensor([0, 2]), 3, 4)
+assert later.tolist() == [[3], [1]]
+
+
+# base.repeat_heads
+x = torch.arange(4.0).reshape(2, 2, 1)
+assert repeat_heads(x, 2).flatten().tolist() == [0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 3.0]
+assert repeat_heads(torch.zeros(5, 2, 3, 4), 3).shape == (5, 6, 3, 4)
+assert torch.equal(repeat_heads(x, 1), x)
+
+# cache.WindowCache
+cache = WindowCache(2)
+x = torch.arange(5.0).reshape(1, 5, 1)
+for n in range(5):
+    keys, values = cache.append(x[:, n : n + 1], -x[:, n : n + 1])
+assert sorted(keys.flatten().tolist()) == [3.0, 4.0]
+assert torch.equal(values, -keys)
+
+# online_softmax.add_sink
+output, lse = add_sink(
+    torch.tensor([[8.0]]), torch.tensor([math.log(3.0)]), torch.tensor(0.0)
+)
+assert math.isclose(output.item(), 6.0, rel_tol=1e-6)
+assert math.isclose(lse.item(), math.log(4.0), rel_tol=1e-6)
+empty = add_sink(torch.zeros(1, 1), torch.tensor([-math.inf]), torch.tensor(2.0))
+assert [x.item() for x in empty] == [0.0, 2.0]
+
+# latent.LatentAttention
+torch.manual_seed(1)
+layer = LatentAttention(8, 2, 4, 2)
+x = torch.randn(1, 5, 8)
+output = layer(x)
+assert output.shape == (1, 5, 8)
+assert torch.allclose(layer(x, absorb=True), layer(x, absorb=False), atol=1e-5)
+other = x.clone()
+other[:, 4] += 1
+assert torch.allclose(layer(other)[:, :4], output[:, :4], atol=1e-5)
+
+# latent.plain_heads
+c, r, up_k, up_v = (
+    torch.randn(5, 3),
+    torch.randn(5, 2),
+    torch.randn(3, 8),
+    torch.randn(3, 8),
+)
+query = torch.randn(2, 4, 6)
+q, k, v = plain_heads(query, c, r, up_k, up_v)
+assert torch.equal(q, query)
+assert k.shape == (2, 5, 6) and v.shape == (2, 5, 4)
+assert torch.allclose(k[1, :, :4], c @ up_k[:, 4:], atol=1e-5)
+assert torch.equal(k[0, :, 4:], r)
+assert torch.allclose(v[0], c @ up_v[:, :4], atol=1e-5)
+
+# latent.absorbed_heads
+from attnlib.latent import plain_heads
+
+c, r, up_k, up_v = (
+    torch.randn(5, 3),
+    torch.randn(5, 2),
+    torch.randn(3, 8),
+    torch.randn(3, 8),
+)
+query = torch.randn(2, 4, 6)
+q, k, v = absorbed_heads(query, c, r, up_k, up_v)
+assert k.shape == (1, 5, 5) and torch.equal(v[0], c)
+plain_q, plain_k, _ = plain_heads(query, c, r, up_k, up_v)
+assert torch.allclose(q @ k.mT, plain_q @ plain_k.mT, atol=1e-4)
+
+
+# split.sum_by_halves
+assert sum_by_halves(torch.arange(5.0), 0).item() == 10.0
+x = torch.randn(7, 3, dtype=torch.float64)
+assert torch.allclose(sum_by_halves(x, 0), x.sum(0))
+assert torch.allclose(sum_by_halves(x, 1), x.sum(1))
+
+# split.split_state
+q, k, v = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
+state = split_state(q, k, v, None, 0.5)
+assert torch.allclose(state.output, (q @ k.mT * 0.5).softmax(-1) @ v, atol=1e-6)
+assert torch.allclose(state.maximum, (q @ k.mT * 0.5).amax(-1), atol=1e-6)
+
+# split.merge_splits
+q, k, v = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
+state = merge_splits(q, 3, [(k[:2], v[:2], None), (k[2:], v[2:], None)], 0.5)
+scores = q @ k.mT * 0.5
+assert torch.allclose(state.output, scores.softmax(-1) @ v, atol=1e-6)
+assert torch.allclose(state.maximum + state.total.log(), scores.logsumexp(-1), atol=1e-6)
+
+# split.split_attention
+q, k, v = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
+plain = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+for size in (1, 2, 5, 9):
+    assert torch.allclose(split_attention(q, k, v, split_size=size), plain, atol=1e-5)
+
+# paged.places
+pages = torch.tensor([[7, 2], [4, 5]])
+found = places(pages, torch.tensor([0, 3, 5]), 4)
+assert found.tolist() == [[28, 31, 9], [16, 19, 21]]
+assert places(pages[:1], torch.tensor([4]), 4).tolist() == [[8]]
+
+# paged.PagedCache
+cache = PagedCache(4, 2)
+one, two = cache.open(), cache.open()
+cache.append([one, two], torch.randn(2, 3, 4), torch.randn(2, 3, 4))
+assert cache.table([one]).lengths.tolist() == [3]
+shared = cache.fork(one)
+assert cache.table([shared]).pages.tolist() == cache.table([one]).pages.tolist()
+cache.free(one)
+cache.free(two)
+assert cache.table([shared]).lengths.tolist() == [3]
+
+# paged.paged_attention
+from attnlib import PagedCache
+
+cache = PagedCache(6, 2)
+handles = [cache.open(), cache.open()]
+k, v = torch.randn(2, 5, 4), torch.randn(2, 5, 4)
+cache.append(handles, k, v)
+q = torch.randn(2, 1, 4)
+plain = (q @ k.mT / 2).softmax(-1) @ v
+assert torch.allclose(paged_attention(q, cache, handles), plain, atol=1e-5)
+later = torch.randn(1, 1, 4)
+cache.append(handles[:1], later, later)
+wide = (q[:1] @ torch.cat([k[:1], later], 1).mT / 2).softmax(-1) @ torch.cat(
+    [v[:1], later], 1
+)
+assert torch.allclose(
+    paged_attention(q, cache, handles), torch.cat([wide, plain[1:]]), atol=1e-5
+)
+
+
+# gpt2.gelu_tanh
+z = torch.tensor([-3.0, 0.0, 1.0])
+expected = torch.nn.functional.gelu(z, approximate="tanh")
+assert torch.allclose(gelu_tanh(z), expected, atol=1e-6)
+assert gelu_tanh(torch.tensor(30.0)) == 30.0
+
+# pretrained.Into
+here = {"a": torch.zeros(2, 3), "b": torch.zeros(2, 4)}
+into = Into(("a", "b"))
+assert into.shape(here) == (2, 7)
+whole = torch.arange(14.0).reshape(2, 7)
+a, b = into.parts(whole, here)
+assert torch.equal(a, whole[:, :3]) and torch.equal(b, whole[:, 3:])
+turned = Into(("a",), transposed=True)
+assert turned.shape(here) == (3, 2)
+assert torch.equal(turned.parts(whole[:, :3].T, here)[0], whole[:, :3])
+
+# gpt2.without_head
+from attnlib import GPT2
+
+torch.manual_seed(1)
+model = GPT2(7, 5, 8, 2, 2).eval()
+ids = torch.tensor([[1, 2, 3]])
+before = model(ids)
+with without_head(model, 1, 0):
+    assert not torch.allclose(model(ids), before, atol=1e-4)
+assert torch.equal(model(ids), before)
+
+# gpt2.names_of
+names = names_of(2)
+assert len(names) == 4 + 2 * 12
+assert names["h.1.attn.c_proj.bias"] == "blocks.1.attention.out_proj.b"
+qkv = names["h.0.attn.c_attn.weight"].parameters
+assert [*qkv] == [f"blocks.0.attention.{x}_proj.W" for x in "qkv"]
+assert not names["h.0.attn.c_attn.weight"].transposed
+assert all(name.startswith("transformer.") for name in names_of(1, "transformer."))
+
+# gpt2.GPT2
+from attnlib.gpt2 import gelu_tanh
+
+model = GPT2(7, 5, 8, 2, 1).eval()
+network = model.blocks[0].feed_forward
+x = torch.randn(2, 8)
+assert torch.allclose(
+    network(x), network.linear_2(gelu_tanh(network.linear_1(x))), atol=1e-6
+)
+assert model(torch.tensor([[1, 2, 3]])).shape == (1, 3, 7)
+
+
+# backprop.rms_norm.RMSNormLayer
+layer = RMSNormLayer(3)
+rng = np.random.default_rng(1)
+x, d = rng.normal(size=(2, 3)), rng.normal(size=(2, 3))
+tensor = torch.tensor(x, requires_grad=True)
+theirs = torch.nn.functional.rms_norm(tensor, (3,), eps=1e-6)
+assert np.allclose(layer.forward(x), theirs.detach().numpy())
+(judge,) = torch.autograd.grad(theirs, tensor, torch.tensor(d))
+assert np.allclose(layer.backward(d), judge.numpy())
+
+# rms_norm.RMSNorm
+norm = RMSNorm(2, eps=0.0)
+assert torch.allclose(norm(torch.tensor([[1.0, 7.0]])), torch.tensor([[0.2, 1.4]]))
+x = torch.randn(4, 5)
+expected = torch.nn.functional.rms_norm(x, (5,), eps=1e-6)
+assert torch.allclose(RMSNorm(5)(x), expected, atol=1e-6)
+assert [tuple(p.shape) for p in norm.parameters()] == [(2,)]
+
+# backprop.gated_feed_forward.SiLU
+layer = SiLU()
+x, d = np.array([-2.0, 0.0, 3.0]), np.array([1.0, 2.0, 3.0])
+tensor = torch.tensor(x, requires_grad=True)
+theirs = torch.nn.functional.silu(tensor)
+assert np.allclose(layer.forward(x), theirs.detach().numpy())
+(judge,) = torch.autograd.grad(theirs, tensor, torch.tensor(d))
+assert np.allclose(layer.backward(d), judge.numpy())
+
+# backprop.gated_feed_forward.GatedFeedForwardLayer
+layer = GatedFeedForwardLayer(3, 5, rng=np.random.default_rng(1))
+x = np.random.default_rng(2).normal(size=(2, 4, 3))
+output = layer.forward(x)
+d_x = layer.backward(np.ones_like(output))
+step = np.zeros_like(x)
+step[1, 2, 0] = 1e-5
+slope = (layer.forward(x + step) - layer.forward(x - step)).sum() / 2e-5
+assert output.shape == (2, 4, 3)
+assert abs(d_x[1, 2, 0] - slope) < 1e-7
+
+# gated_feed_forward.GatedFeedForward
+layer = GatedFeedForward(3, 5)
+shapes = sorted(tuple(p.shape) for p in layer.parameters())
+assert shapes == [(3, 5), (3, 5), (5, 3)]
+x = torch.randn(2, 3)
+assert layer(x).shape == (2, 3)
+assert torch.equal(layer(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+# llama.NormedProjection
+layer = NormedProjection(6, 8, False, 4, 1e-6)
+output = layer(torch.randn(5, 6))
+assert output.shape == (5, 8)
+sizes = output.unflatten(-1, (2, 4)).square().mean(-1)
+assert torch.allclose(sizes, torch.ones(5, 2), atol=1e-3)
+
+# llama.Llama
+from attnlib import LlamaConfig
+
+model = Llama(LlamaConfig(7, 9, 8, 2, 2, 12, num_kv_heads=1)).eval()
+ids = torch.tensor([[1, 2, 3, 4]])
+logits = model(ids)
+assert logits.shape == (1, 4, 7)
+other = model(torch.tensor([[1, 2, 3, 6]]))
+assert torch.allclose(logits[:, :3], other[:, :3], atol=1e-5)
+assert not any(
+    "beta" in name or name.endswith(".b") for name, _ in model.named_parameters()
+)
+
+
+# hf.scaled_query
+query = torch.randn(2, 4)
+assert torch.allclose(scaled_query(query, None), query)
+assert torch.allclose(scaled_query(query, 0.5), query)
+assert torch.allclose(scaled_query(query, 1.0), 2 * query)
+
+# hf.with_sink
+k, v, sinks = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 5), torch.tensor([0.5, -1.0])
+keys, values, mask = with_sink(k, v, None, sinks, 2)
+assert keys.shape == (1, 2, 4, 4) and values.shape == (1, 2, 4, 5)
+empty = values.abs().sum((0, 1, 3)).argmin()
+assert values[:, :, empty].abs().sum() == 0
+
+# hf.capped_scores
+q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
+scores = capped_scores(q, k, None, 5.0)
+expected = 5 * torch.tanh(q @ k.mT / 2 / 5)
+assert torch.allclose(scores, expected, atol=1e-6)
+assert capped_scores(100 * q, 100 * k, None, 5.0).abs().max() <= 5
+
+# hf.attend_for_model
+from attnlib import ScaledDotProductAttention
+
+q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+module = torch.nn.Module().eval()
+module.is_causal, module.num_key_value_groups = True, 2
+output, _ = attend_for_model(
+    ScaledDotProductAttention(), module, q, k, v, None, scaling=0.5
+)
+expected = torch.nn.functional.scaled_dot_product_attention(
+    q, k, v, is_causal=True, scale=0.5, enable_gqa=True
+)
+assert torch.allclose(output, expected.transpose(1, 2), atol=1e-5)
+
+
+# parallel.places.Rule
+queries, keys = torch.tensor([[0, 3], [0, 0]]), torch.tensor([[1, 3, 0], [0, 0, 1]])
+assert Rule().allowed(queries, keys).tolist() == [[True, True, False]] * 2
+causal = Rule(causal=True).allowed(queries, keys)
+assert causal.tolist() == [[False, False, False], [True, True, False]]
+near = Rule(causal=True, window=2).allowed(queries, keys)
+assert near.tolist() == [[False, False, False], [False, True, False]]
+never, always = Rule(causal=True).verdict(
+    torch.tensor([[0, 0], [1, 0]]), torch.tensor([[2, 0], [3, 0]])
+)
+assert never.item() and not always.item()
+
+# parallel.places.shard_positions
+assert shard_positions(8, 2, 0, "contiguous").tolist() == [0, 1, 2, 3]
+assert shard_positions(8, 2, 1, "striped").tolist() == [1, 3, 5, 7]
+assert shard_positions(8, 2, 0, "zigzag").tolist() == [0, 1, 6, 7]
+every = torch.cat([shard_positions(12, 3, rank) for rank in range(3)])
+assert sorted(every.tolist()) == [*range(12)]
+
+
+# flash_triton.split.choose_splits
+assert choose_splits(1, 100, 10) == 10
+assert choose_splits(10, 100, 10) == 1
+assert choose_splits(1, 1, 10) == 1
+assert choose_splits(4, 64, 8) == 2

@@ -1,0 +1,91 @@
+"""Which definitions are wrong: each that does not pass is tried among ours.
+
+Where something fails, several may stand behind it, some of them not yet written, some on
+loan, some of earlier chapters. Among ours, a definition can only fail by its own fault; and
+just so the kept mistakes were entered, so that their numbers can be compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from workkit.jobs import blame_end, run, small_tests
+from workkit.naming import judge
+from workkit.package import book_answer, texts_of, write_package
+from workkit.workbook import Workbook
+
+
+class Among:
+    """The reader's definitions of a chapter, any of them, among ours for all the others."""
+
+    def __init__(self, book: Workbook, key: str) -> None:
+        self.book, self.known = book, book.data[key]
+        names = [name for known in book.data.values() for name in known["blanks"]]
+        found = {name: book_answer(name) for name in names}
+        self.ours = {name: text for name, text in found.items() if text}
+        self.complete = len(self.ours) == len(names)
+        self.tried: dict[tuple[str, ...], dict] = {}
+
+    def run(self, names: list[str], cells: list[dict]) -> dict:
+        """What happened in these cells with the reader's `names`."""
+        given = self.ours | {name: self.book.store.answers[name] for name in names}
+        with tempfile.TemporaryDirectory() as made:
+            shutil.copytree(self.book.folder / "attnlib", Path(made, "attnlib"))
+            write_package(Path(made), texts_of(self.book.data, given)[0])
+            known = self.known | {"cells": cells}
+            return run(self.book, known, given, names, package=made)
+
+    def judged(self, names: list[str], quick: bool = False) -> dict[str, dict]:
+        """What is found of each; quickly, by its small tests where it has some."""
+        key = tuple(names)
+        if key not in self.tried:
+            every = self.known["blanks"]
+            cells = [cell for cell in self.known["cells"] if "exercise" not in cell]
+            if quick and small_tests(self.book.folder).keys() >= {*names}:
+                cells = []
+            ran = self.run(names, cells)
+            states = {name: "written" if name in names else "lent" for name in every}
+            found = judge(self.known, ran["notes"], states)
+            blame_end(ran, found)
+            self.tried[key] = {name: found[name] for name in names}
+        return self.tried[key]
+
+
+def sort_out(book: Workbook, key: str, blanks: dict[str, dict]) -> None:
+    """Puts in `blanks` what is found among ours of those that did not pass."""
+    left = [
+        name
+        for name, found in blanks.items()
+        if found["state"] in ("failed", "waits") and name not in book.problems
+    ]
+    if not left or not (among := Among(book, key)).complete:
+        return
+    print("What doesn't pass is tried among ours …", file=sys.stderr, flush=True)
+    doubt = [name for name in left if blanks[name]["state"] == "failed"]
+    right: set[str] = set()
+    while left:
+        for name in doubt:
+            found = among.judged([name])
+            if found[name]["state"] == "passed":
+                right.add(name)
+            else:
+                blanks |= found
+                left.remove(name)
+        seen = among.judged(left) if left else {}
+        doubt = [n for n in left if seen[n]["state"] != "passed" and n not in right]
+        if not doubt:  # all pass, or each passes alone and not together
+            blanks |= seen
+            return
+
+
+def quickly(book: Workbook, key: str, name: str) -> dict:
+    """What is found of one definition, by its small tests if it has some."""
+    state = book.state_of(name)
+    if name in book.problems:
+        return {"state": "failed", "problem": book.problems[name]}
+    if state != "written" or not (among := Among(book, key)).complete:
+        return {"state": state if state != "written" else "waits"}
+    return among.judged([name], quick=True)[name]
