@@ -555,7 +555,7 @@ def found_among(monkeypatch, folder, answers, wrong, lent=()):
     blanks = {key: {"state": "waits"} for key in answers} | {
         [*answers][-1]: {"state": "failed"}
     }
-    alone.sort_out(book, "10", blanks)
+    alone.sort_out(book, "10", blanks, [])
     return {name: found["state"] for name, found in blanks.items()}, tried
 
 
@@ -572,6 +572,21 @@ def test_each_that_does_not_pass_is_tried_among_ours(folder, ours, monkeypatch):
     monkeypatch.setenv("ATTNLIB_BOOK", str(folder / "nowhere"))  # ours are not here
     found, tried = found_among(monkeypatch, folder, answers, {names[0]})
     assert [*found.values()] == ["waits"] * 3 + ["failed"] and tried == []
+
+
+def test_what_fails_with_no_one_behind_it_is_looked_for(folder, ours, monkeypatch):
+    """Whoever passed is tried among ours; alone, whatever fails is its fault."""
+    monkeypatch.setenv("ATTNLIB_BOOK", str(ROOT / "attnlib"))
+    name = "masks.causal_mask"
+    write(folder, {name: ours[name]})
+    book = Workbook(folder)
+    book.sync()
+    seen = [note("passed", name), note("failed", "masks.apply_mask", key="2")]
+    ran = {"notes": seen, "ended": "", "trace": "", "seconds": 0.0}
+    monkeypatch.setattr(alone, "run", lambda *_, **__: ran)
+    blanks = {name: {"state": "passed"}}
+    alone.sort_out(book, "01", blanks, seen)
+    assert blanks[name]["state"] == "failed"
 
 
 BY_ITSELF = re.compile(

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from workkit.jobs import blame_end, run, small_tests
-from workkit.naming import judge
+from workkit.naming import BAD, judge
 from workkit.package import book_answer, texts_of, write_package
 from workkit.workbook import Workbook
 
@@ -48,18 +48,28 @@ class Among:
                 cells = []
             ran = self.run(names, cells)
             states = {name: "written" if name in names else "lent" for name in every}
-            found = judge(self.known, ran["notes"], states)
+            notes = ran["notes"]
+            if len(names) == 1:  # ours pass: whatever fails does so by its fault
+                notes = [n | {"uses": names} if n["kind"] in BAD else n for n in notes]
+            found = judge(self.known, notes, states)
             blame_end(ran, found)
             self.tried[key] = {name: found[name] for name in names}
         return self.tried[key]
 
 
-def sort_out(book: Workbook, key: str, blanks: dict[str, dict]) -> None:
-    """Puts in `blanks` what is found among ours of those that did not pass."""
+def sort_out(book: Workbook, key: str, blanks: dict[str, dict], notes: list[dict]) -> None:
+    """Puts in `blanks` what is found among ours of those that did not pass.
+
+    Of all that are written, where something failed for which none of them is blamed.
+    """
+    written = {name for name in blanks if book.state_of(name) == "written"}
+    bad = [n for n in notes if n["kind"] in BAD and "exercise" not in n]
+    lost = any(not written & {*note["uses"]} for note in bad)
     left = [
         name
-        for name, found in blanks.items()
-        if found["state"] in ("failed", "waits") and name not in book.problems
+        for name in blanks
+        if name in written - book.problems.keys()
+        and (lost or blanks[name]["state"] in ("failed", "waits"))
     ]
     if not left or not (among := Among(book, key)).complete:
         return

@@ -40,7 +40,7 @@ def check(book: Workbook, key: str) -> dict[str, Any]:
             blanks[name] = {"state": "failed", "problem": problem}
     blame_end(ran, blanks)
     wait_for(book, key, ran["notes"], blanks)
-    sort_out(book, key, blanks)
+    sort_out(book, key, blanks, ran["notes"])
     held = equations_held(known, ran["notes"], blanks)
     done = exercises_done(known, ran["notes"])
     for name, found in blanks.items():

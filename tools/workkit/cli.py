@@ -106,7 +106,7 @@ def watch(book: Workbook, word: str, options: argparse.ArgumentParser) -> int:
     print(f"{file.name} is watched; Ctrl-C ends it.", flush=True)
     before = dict(book.store.answers)
     while True:
-        if file.stat().st_mtime_ns != seen:
+        if file.exists() and file.stat().st_mtime_ns != seen:  # an editor may replace it
             seen = file.stat().st_mtime_ns
             book = Workbook(book.folder)
             book.sync()
