@@ -20,8 +20,8 @@ def finite_differences(
     """The gradient of a function by differences of fourth order, entry by entry.
 
     Args:
-        function: of an array like the one given; if its result is an array, the gradient
-            is that of the sum.
+        function: of an array like the one given, which it may return; if its result is an
+            array, the gradient is that of the sum.
         array: where to take the gradient, float64; not written to.
         step: h; the error is of the order of h⁴ plus 1e-16/h.
 

@@ -14,6 +14,7 @@ only sees whether they are named; --stale enters none, and says what is to be do
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -108,6 +109,7 @@ def main() -> int:
         said = [text for chapter in chapters for text in owed(root, chapter)]
         print("\n".join(dict.fromkeys(said)))
         return int(bool(said))
+    os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy is loaded: as for a reader
     import torch
     from matplotlib import pyplot  # noqa: F401
 

@@ -27,34 +27,27 @@ class Among:
         found = {name: book_answer(name) for name in names}
         self.ours = {name: text for name, text in found.items() if text}
         self.complete = len(self.ours) == len(names)
-        self.tried: dict[tuple[str, ...], dict] = {}
+        self.cells = [cell for cell in self.known["cells"] if "exercise" not in cell]
 
-    def run(self, names: list[str], cells: list[dict]) -> dict:
-        """What happened in these cells with the reader's `names`."""
+    def run(self, names: list[str]) -> dict:
+        """What happened in the cells with the reader's `names`."""
         given = self.ours | {name: self.book.store.answers[name] for name in names}
         with tempfile.TemporaryDirectory() as made:
             shutil.copytree(self.book.folder / "attnlib", Path(made, "attnlib"))
             write_package(Path(made), texts_of(self.book.data, given)[0])
-            known = self.known | {"cells": cells}
+            known = self.known | {"cells": self.cells}
             return run(self.book, known, given, names, package=made)
 
-    def judged(self, names: list[str], quick: bool = False) -> dict[str, dict]:
-        """What is found of each; quickly, by its small tests where it has some."""
-        key = tuple(names)
-        if key not in self.tried:
-            every = self.known["blanks"]
-            cells = [cell for cell in self.known["cells"] if "exercise" not in cell]
-            if quick and small_tests(self.book.folder).keys() >= {*names}:
-                cells = []
-            ran = self.run(names, cells)
-            states = {name: "written" if name in names else "lent" for name in every}
-            notes = ran["notes"]
-            if len(names) == 1:  # ours pass: whatever fails does so by its fault
-                notes = [n | {"uses": names} if n["kind"] in BAD else n for n in notes]
-            found = judge(self.known, notes, states)
-            blame_end(ran, found)
-            self.tried[key] = {name: found[name] for name in names}
-        return self.tried[key]
+    def judged(self, names: list[str]) -> dict[str, dict]:
+        """What is found of each."""
+        ran, blanks = self.run(names), self.known["blanks"]
+        notes = ran["notes"]
+        if len(names) == 1:  # ours pass: whatever fails does so by its fault
+            notes = [n | {"uses": names} if n["kind"] in BAD else n for n in notes]
+        states = {name: "written" if name in names else "lent" for name in blanks}
+        found = judge(self.known, notes, states)
+        blame_end(ran, found)
+        return {name: found[name] for name in names}
 
 
 def sort_out(book: Workbook, key: str, blanks: dict[str, dict], notes: list[dict]) -> None:
@@ -98,4 +91,6 @@ def quickly(book: Workbook, key: str, name: str) -> dict:
         return {"state": "failed", "problem": book.problems[name]}
     if state != "written" or not (among := Among(book, key)).complete:
         return {"state": state if state != "written" else "waits"}
-    return among.judged([name], quick=True)[name]
+    if name in small_tests(book.folder):
+        among.cells = []
+    return among.judged([name])[name]

@@ -87,7 +87,7 @@ def run_job(job: dict[str, Any], hear: Callable[[str], None] = str) -> dict[str,
         why = f"status {status}: {last}" if last else f"status {status}"
         found["ended"] = f"the process ended in {found['cell']}, {why}"
         if "Timeout" in trace:
-            limit = job["seconds"]
+            limit = found["limit"]
             found["ended"] = f"no end after {limit} seconds: is there a loop without end?"
     return found
 
@@ -113,7 +113,9 @@ def blame_end(run: dict, blanks: dict[str, dict]) -> None:
     """A run that was ended counts against the definition that was running."""
     if not run["ended"]:
         return
-    inside = [n for n in blanks if f'"<{n}>"' in run["trace"]] or [
+    inside = [n for n in blanks if run.get("cell") == f"{SMALL}{n}"]
+    inside = inside or [n for n in blanks if f'"<{n}>"' in run["trace"]]
+    inside = inside or [
         n for n in blanks if blanks[n]["state"] not in ("to do", "lent", "passed")
     ]
     for name in inside[:1]:

@@ -53,8 +53,10 @@ def judge(
         elif own:
             failed.add(name)
             found[name] = {"state": "failed"} | reason(known, notes, name, own)
-        elif failing[name] or beside[name]:
-            found[name] = {"state": "waits", "for": sorted(failed or beside[name])}
+        elif failing[name]:
+            found[name] = {"state": "waits", "for": sorted(failed)}
+        elif beside[name]:
+            found[name] = {"state": "waits", "for": sorted(beside[name])}
         elif name in begun:
             found[name] = {"state": "failed", "problem": begun[name]}
         elif name in passing:
@@ -81,7 +83,7 @@ def with_owners(notes: list[dict]) -> list[dict]:
 
 def reason(known: dict, notes: list[dict], name: str, own: list[dict]) -> dict[str, Any]:
     """The assertion to show, its equation, and the mistake if it is known."""
-    mistakes = named(known["mistakes"], notes, name)
+    mistakes = named([m for m in known["mistakes"] if name in m["blanks"]], notes)
     labels = known["blanks"][name]["labels"]
 
     def size(note: dict) -> int:
@@ -155,7 +157,7 @@ def alike(a: Any, b: Any) -> bool:
     if a == b:
         return True
     mine, theirs = str(a).split(" "), str(b).split(" ")
-    size = number(mine[2]) if len(mine) > 3 else math.nan  # shape, sum, size, entries
+    size = number(mine[2]) if len(mine) > 2 else math.nan  # shape, sum, size, entries
     floor = NOTHING if math.isnan(size) else max(NOISE * size, NOTHING)
     pairs = zip(mine, theirs)  # noqa: B905, the first of a few
     return all(x == y or near(number(x), number(y), floor) for x, y in pairs)
@@ -173,15 +175,15 @@ def number(text: str) -> float:
         return math.nan
 
 
-def named(mistakes: list[dict], notes: list[dict], name: str = "") -> list[str]:
-    """The sentences of the mistakes, of this definition, that make fail what failed.
+def named(mistakes: list[dict], notes: list[dict]) -> list[str]:
+    """The sentences of the mistakes in definitions that make fail what failed.
 
     All of that and nothing else, as often and with the same digits, of which there must be
     some.
     """
     kept = kept_of(notes)
     told = []
-    for mistake in (m for m in mistakes if m["blanks"] and name in ("", *m["blanks"])):
+    for mistake in (m for m in mistakes if m["blanks"]):
         theirs = {key: rest for key, *rest in mistake["signature"]}
         digits = any(any(some) for _, _, *pairs in theirs.values() for some in pairs)
         same = digits and theirs.keys() == kept.keys()

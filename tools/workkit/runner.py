@@ -13,6 +13,7 @@ import ast
 import builtins
 import faulthandler
 import json
+import math
 import os
 import sys
 import time
@@ -26,8 +27,11 @@ from bookkit.grammar import only_python
 from bookkit.stage import used
 from workkit.cells import is_check, is_import, needed
 from workkit.errors import watch_ranks
+from workkit.naming import SMALL
 from workkit.tracing import Tracer
 from workkit.values import digits
+
+SOON = 20  # seconds for the small tests of a definition, which take one
 
 
 def main() -> None:
@@ -41,9 +45,10 @@ def main() -> None:
     with open(out.with_suffix(".trace"), "w", encoding="utf-8") as trace:
 
         def tell(name: str, notes: list, seconds: float) -> None:
-            result.update(cell=name, notes=notes, seconds=seconds)
+            limit = min(SOON if name.startswith(SMALL) else math.inf, job["seconds"])
+            result.update(cell=name, notes=notes, seconds=seconds, limit=limit)
             out.write_text(json.dumps(result), encoding="utf-8")
-            faulthandler.dump_traceback_later(job["seconds"], exit=True, file=trace)
+            faulthandler.dump_traceback_later(limit, exit=True, file=trace)
 
         if "milestone" in job:
             from workkit import trials  # which imports the reader's package
