@@ -1,0 +1,120 @@
+"""Mistakes that nobody wrote down, in the workbook: is the right definition blamed?
+
+In each chapter, some of our answers are changed in one place by a program, as in
+mutants.py; all else is ours. `check.py NN` then has to fail the definition that was changed
+and no other, and to name no known mistake, unless it is this one. What passes may be no
+mistake at all; those and the names given stand in the record, to be judged by eye.
+
+    python benchmarks/blame.py            writes results/blame.json, in two hours
+    python benchmarks/blame.py 10 13      renews what it says of these chapters
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from changes import mutants
+from paired import write_record
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from editions.reflow import answers_of  # noqa: E402
+from editions.workbook import write_workbook  # noqa: E402
+from editions.workbook_record import read_book  # noqa: E402
+from workkit.package import read_data  # noqa: E402
+from workkit.store import name_of  # noqa: E402
+
+NAMED = "These are the numbers of"
+
+
+def write(folder: Path, answers: dict[str, str]) -> None:
+    """Writes answers into the notebooks, as a reader does."""
+    for path in (folder / "book").glob("*.ipynb"):
+        notebook = json.loads(path.read_text("utf-8"))
+        for cell in notebook["cells"]:
+            if (name := name_of("".join(cell["source"]))) in answers:
+                cell["source"] = answers[name]
+        path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def changed(answers: dict[str, str], count: int) -> list[tuple[str, dict, str]]:
+    """Some changes of a chapter's answers: the name, the place, and the answer."""
+    every = []
+    for name, answer in answers.items():
+        head = answer.partition("\n")[0]
+        for mutant in mutants(answer):
+            tree = ast.unparse(mutant.tree)
+            every.append((name, mutant.place, f"{head}\n{tree}\n"))
+    random.Random(7).shuffle(every)
+    by_turn: dict[str, int] = {}
+
+    def turn(one: tuple[str, dict, str]) -> int:
+        by_turn[one[0]] = by_turn.get(one[0], 0) + 1
+        return by_turn[one[0]]
+
+    return sorted(every, key=turn)[:count]  # each definition once, then each twice
+
+
+def judged(folder: Path, key: str, name: str) -> dict[str, Any]:
+    """What a check says: which definitions fail, which wait, and what is named."""
+    said = folder / "grade.json"
+    said.unlink(missing_ok=True)
+    command = [sys.executable, folder / "check.py", key, "--json", said]
+    env = os.environ | {"ATTNLIB_BOOK": str(ROOT / "attnlib"), "PYTHONPATH": ""}
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+    if not said.exists():
+        return {"verdict": "no answer", "said": (done.stdout + done.stderr)[-600:]}
+    (grade,) = json.loads(said.read_text("utf-8"))["chapters"]
+    tests = [t for t in grade["tests"] if not t["score"] and t["kind"] != "time"]
+    outputs = {t["name"]: t["output"] for t in tests if t["kind"] == "definition"}
+    failed = [n for n, output in outputs.items() if output != "waits"]
+    named = [
+        line.partition(": ")[2] or line
+        for output in outputs.values()
+        for line in output.splitlines()
+        if line.startswith(NAMED) or line.startswith(("Either: ", "or: "))
+    ]
+    verdict = "right" if failed == [name] else "wrong" if tests else "passed"
+    return {"verdict": verdict, "failed": failed, "named": named}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("chapters", nargs="*", help="such as 10")
+    parser.add_argument("--count", type=int, default=10, help="mistakes in each chapter")
+    args = parser.parse_args()
+    path, found = Path(__file__).parent / "results" / "blame.json", {}
+    if args.chapters and path.exists():
+        found = json.loads(path.read_text("utf-8"))["chapters"]
+    book = read_book(ROOT)
+    answers = {c.key: answers_of(book.shown(c)) for c in book.chapters}
+    with tempfile.TemporaryDirectory() as made:
+        clean = Path(made, "clean")
+        write_workbook(ROOT, clean, None)
+        write(clean, {n: a for own in answers.values() for n, a in own.items()})
+        for key in args.chapters or [k for k, known in read_data(clean).items() if known]:
+            rows = []
+            for name, place, answer in changed(answers[key], args.count):
+                folder = shutil.copytree(clean, Path(made, "workbook"))
+                write(folder, {name: answer})
+                rows.append({"name": name, **place, **judged(folder, key, name)})
+                shutil.rmtree(folder)
+                print(key, name, place["change"], "|", rows[-1]["verdict"], flush=True)
+            if rows:
+                found[key] = rows
+    right = sum(r["verdict"] == "right" for rows in found.values() for r in rows)
+    print(f"{right} of {sum(map(len, found.values()))} blamed rightly")
+    write_record("blame", {"chapters": dict(sorted(found.items()))})
+
+
+if __name__ == "__main__":
+    main()
