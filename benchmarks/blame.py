@@ -111,9 +111,9 @@ def main() -> None:
                 print(key, name, place["change"], "|", rows[-1]["verdict"], flush=True)
             if rows:
                 found[key] = rows
+                write_record("blame", {"chapters": dict(sorted(found.items()))})
     right = sum(r["verdict"] == "right" for rows in found.values() for r in rows)
     print(f"{right} of {sum(map(len, found.values()))} blamed rightly")
-    write_record("blame", {"chapters": dict(sorted(found.items()))})
 
 
 if __name__ == "__main__":

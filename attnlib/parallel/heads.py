@@ -222,6 +222,8 @@ class HeadAttention(WithGroup, BaseAttention):
         enable_gqa: bool = True,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) of this rank's queries, and `None`; see `head_attention`."""
+        if not enable_gqa:
+            self.refuse_shared(query, key, value)
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         options |= {"mask": mask, "group": self.group}
         return head_attention(query, key, value, **options), None

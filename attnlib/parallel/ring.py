@@ -438,6 +438,19 @@ class WithGroup:
         whole = size * tokens
         return shard_positions(whole, size, rank, self.order), whole
 
+    def refuse_shared(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Refuses, on every rank, heads that share keys: for `enable_gqa=False`.
+
+        Raises:
+            TypeError, ValueError: see `refuse_bad_inputs`.
+        """
+
+        def check() -> list[object]:
+            refuse_bad_inputs(query, key, value)
+            return []
+
+        agree_after("enable_gqa=False", check, self.group)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "WithGroup":
         """A copy, as for each block of a model, of everything but the group."""
         memo[id(self.group)] = self.group
@@ -502,6 +515,8 @@ class RingAttention(WithGroup, BaseAttention):
         enable_gqa: bool = True,
     ) -> tuple[Float[Tensor, "*batch queries d_v"], None]:
         """Output (..., N, d_v) of this rank's queries, and `None`; see `ring_attention`."""
+        if not enable_gqa:
+            self.refuse_shared(query, key, value)
         shapes, places = [getattr(x, "shape", ()) for x in (query, key)], None
         if min(map(len, shapes)) > 1:  # what is not so is refused below
             places = self.positions(shapes[0][-2], shapes[1][-2])

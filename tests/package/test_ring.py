@@ -21,6 +21,7 @@ from attnlib import (
 )
 from attnlib.base import BaseAttention
 from attnlib.parallel import (
+    HeadAttention,
     RingAttention,
     places,
     ring_attention,
@@ -271,6 +272,24 @@ def all_refused(rank):
 def test_a_refusal_is_raised_on_every_rank(ranks, as_shipped):
     parallel.run(all_refused, ranks)
     assert not multiprocessing.active_children()
+
+
+def shared_only_if_wanted(rank):
+    query, key = normal(4, 6, 8), normal(2, 6, 8)
+    for each in (RingAttention(), HeadAttention()):
+        expected, _ = each(query, query, query)
+        found, _ = each(query, query, query, enable_gqa=False)
+        assert torch.equal(found, expected)
+        for wanted in (False, rank != 0):  # by all ranks, or by all but one
+            with pytest.raises(ValueError, match="key: expected"):
+                each(query, key, key, enable_gqa=wanted)
+
+
+def test_heads_share_keys_only_if_wanted(as_shipped):
+    parallel.run(shared_only_if_wanted, 2)
+    for each in (RingAttention(), HeadAttention()):
+        with pytest.raises(ValueError, match="key: expected"):
+            each(normal(4, 6, 8), *normal(2, 2, 6, 8), enable_gqa=False)
 
 
 def test_shards_of_a_text(as_shipped):
