@@ -295,7 +295,7 @@ def test_setup_without_an_address_installs_a_wheel_or_the_version(
 
 LIBRARIES = {
     "16_rotary_positions": [],
-    "21_llama": ["safetensors", "tokenizers", "gguf"],
+    "21_llama": ["safetensors", "tokenizers", "gguf", "transformers"],
     "22_inside_transformers": ["transformers"],
 }
 
