@@ -11,11 +11,10 @@ mistake at all; those and the names given stand in the record, to be judged by e
 
 import argparse
 import ast
+import itertools
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,65 +24,45 @@ from changes import mutants
 from paired import write_record
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "tools")]
 
 from editions.reflow import answers_of  # noqa: E402
 from editions.workbook import write_workbook  # noqa: E402
 from editions.workbook_record import read_book  # noqa: E402
+from workbench import check, write  # noqa: E402
 from workkit.package import read_data  # noqa: E402
-from workkit.store import name_of  # noqa: E402
 
-NAMED = "These are the numbers of"
-
-
-def write(folder: Path, answers: dict[str, str]) -> None:
-    """Writes answers into the notebooks, as a reader does."""
-    for path in (folder / "book").glob("*.ipynb"):
-        notebook = json.loads(path.read_text("utf-8"))
-        for cell in notebook["cells"]:
-            if (name := name_of("".join(cell["source"]))) in answers:
-                cell["source"] = answers[name]
-        path.write_text(json.dumps(notebook), encoding="utf-8")
+NAMED = ("These are the numbers of", "Either: ", "or: ")
 
 
 def changed(answers: dict[str, str], count: int) -> list[tuple[str, dict, str]]:
-    """Some changes of a chapter's answers: the name, the place, and the answer."""
-    every = []
+    """Some changes of a chapter's answers, from each definition in turn.
+
+    Each is the definition's name, the place of the change, and the changed answer.
+    """
+    draw, each = random.Random(7), []
     for name, answer in answers.items():
         head = answer.partition("\n")[0]
-        for mutant in mutants(answer):
-            tree = ast.unparse(mutant.tree)
-            every.append((name, mutant.place, f"{head}\n{tree}\n"))
-    random.Random(7).shuffle(every)
-    by_turn: dict[str, int] = {}
-
-    def turn(one: tuple[str, dict, str]) -> int:
-        by_turn[one[0]] = by_turn.get(one[0], 0) + 1
-        return by_turn[one[0]]
-
-    return sorted(every, key=turn)[:count]  # each definition once, then each twice
+        own = [(name, m.place, f"{head}\n{ast.unparse(m.tree)}\n") for m in mutants(answer)]
+        draw.shuffle(own)
+        each.append(own)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*each))
+    return [one for one in turns if one][:count]
 
 
 def judged(folder: Path, key: str, name: str) -> dict[str, Any]:
-    """What a check says: which definitions fail, which wait, and what is named."""
+    """What a check says: which definitions fail, and which mistakes are named."""
     said = folder / "grade.json"
-    said.unlink(missing_ok=True)
-    command = [sys.executable, folder / "check.py", key, "--json", said]
-    env = os.environ | {"ATTNLIB_BOOK": str(ROOT / "attnlib"), "PYTHONPATH": ""}
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+    done = check(folder, key, "--json", said)
     if not said.exists():
         return {"verdict": "no answer", "said": (done.stdout + done.stderr)[-600:]}
     (grade,) = json.loads(said.read_text("utf-8"))["chapters"]
-    tests = [t for t in grade["tests"] if not t["score"] and t["kind"] != "time"]
-    outputs = {t["name"]: t["output"] for t in tests if t["kind"] == "definition"}
+    missed = [t for t in grade["tests"] if not t["score"] and t["kind"] != "time"]
+    outputs = {t["name"]: t["output"] for t in missed if t["kind"] == "definition"}
     failed = [n for n, output in outputs.items() if output != "waits"]
-    named = [
-        line.partition(": ")[2] or line
-        for output in outputs.values()
-        for line in output.splitlines()
-        if line.startswith(NAMED) or line.startswith(("Either: ", "or: "))
-    ]
-    verdict = "right" if failed == [name] else "wrong" if tests else "passed"
+    lines = [line for output in outputs.values() for line in output.splitlines()]
+    named = [line for line in lines if line.startswith(NAMED)]
+    verdict = "right" if failed == [name] else "wrong" if missed else "passed"
     return {"verdict": verdict, "failed": failed, "named": named}
 
 

@@ -1,8 +1,8 @@
 """Time of the turns beside that of the four projections, against the number of tokens.
 
-A layer with 12 heads of 64 features, float32; queries and keys are turned as the
-layer does it, by the sines and cosines that `RotaryPositions` keeps. Both are timed in
-turn; the median of the ratios is recorded.
+A layer with 12 heads of 64 features, float32; queries and keys are turned as the layer does
+it, by the sines and cosines that `RotaryPositions` keeps. Both are timed in turn; the
+median of the ratios is recorded.
 
     python benchmarks/rotary.py    writes results/rotary.json
 """
@@ -22,11 +22,8 @@ HEADS, WIDTH, TOKENS = 12, 768, (16, 128, 1024)
 
 def row(tokens: int, rounds: int) -> dict[str, float]:
     torch.manual_seed(0)
-    rotary = RotaryPositions(WIDTH // HEADS)
-    layer, x = (
-        MultiHeadAttention(WIDTH, HEADS, rotary=rotary),
-        torch.randn(1, tokens, WIDTH),
-    )
+    rotary, layer = RotaryPositions(WIDTH // HEADS), MultiHeadAttention(WIDTH, HEADS)
+    x = torch.randn(1, tokens, WIDTH)
     parts = layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj
     query, key = (split_heads(part(x), HEADS) for part in parts[:2])
 

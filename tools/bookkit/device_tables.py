@@ -33,7 +33,7 @@ def exchange(record: Record) -> str:
     for row in record["rows"]:
         heads = f"{row['heads']} heads, {row['kv_heads']} of keys"
         sent = (f"{row[f'{name}_bytes'] / MIB:.2f}" for name in ("heads", "ring"))
-        took = (f"{row[f'{name}_ms']:.1f}" for name in ("heads", "ring"))
+        took = (f"{row[f'{name}_ms']:.1f}" for name in ("asking", "ring"))
         rows.append([f"{row['ranks']} ranks × {row['tokens']}, {heads}", *sent, *took])
     head = "ranks × tokens of each | heads, MiB | ring, MiB | heads, ms | ring, ms"
     return table(head, rows, texts=1)
@@ -52,8 +52,10 @@ def devices(rings: Record, shards: Record) -> str:
             "What a rank needs beyond its inputs, forward and backward, of one head, in "
             "MiB:\n",
             memory(rings),
-            "What a rank sends forward, and how long the messages take by themselves. The "
-            "ring's can travel while it computes, those of the heads can't:\n",
+            "What a rank sends forward, and how long that takes with nothing computed, "
+            "questions included: by heads each exchange asks whether all ranks want the "
+            "same, a ring asks once. The ring's messages can travel while it computes, "
+            "those of the heads can't:\n",
             exchange(shards),
             f"*Float32, the least of several runs, on {machine['cpu']}, ranks that are "
             f"processes with one thread each on {machine['cores']} cores, "
