@@ -57,7 +57,8 @@ def judged(folder: Path, key: str, name: str) -> dict[str, Any]:
     if not said.exists():
         return {"verdict": "no answer", "said": (done.stdout + done.stderr)[-600:]}
     (grade,) = json.loads(said.read_text("utf-8"))["chapters"]
-    missed = [t for t in grade["tests"] if not t["score"] and t["kind"] != "time"]
+    ours = ("definition", "equation")  # the exercises are not written
+    missed = [t for t in grade["tests"] if not t["score"] and t["kind"] in ours]
     outputs = {t["name"]: t["output"] for t in missed if t["kind"] == "definition"}
     failed = [n for n, output in outputs.items() if output != "waits"]
     lines = [line for output in outputs.values() for line in output.splitlines()]
