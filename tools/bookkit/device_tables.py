@@ -34,8 +34,10 @@ def exchange(record: Record) -> str:
         heads = f"{row['heads']} heads, {row['kv_heads']} of keys"
         sent = (f"{row[f'{name}_bytes'] / MIB:.2f}" for name in ("heads", "ring"))
         took = (f"{row[f'{name}_ms']:.1f}" for name in ("asking", "ring"))
-        rows.append([f"{row['ranks']} ranks × {row['tokens']}, {heads}", *sent, *took])
-    head = "ranks × tokens of each | heads, MiB | ring, MiB | heads, ms | ring, ms"
+        rows.append(
+            [f"{row['ranks']} ranks, {row['tokens']} tokens, {heads}", *sent, *took]
+        )
+    head = "ranks, tokens of the text | heads, MiB | ring, MiB | heads, ms | ring, ms"
     return table(head, rows, texts=1)
 
 
