@@ -31,12 +31,11 @@ def exchange(record: Record) -> str:
     """What heads and a ring send, and how long that takes with nothing computed beside."""
     rows = []
     for row in record["rows"]:
+        size = f"{row['ranks']} ranks, {row['tokens']} tokens"
         heads = f"{row['heads']} heads, {row['kv_heads']} of keys"
         sent = (f"{row[f'{name}_bytes'] / MIB:.2f}" for name in ("heads", "ring"))
         took = (f"{row[f'{name}_ms']:.1f}" for name in ("asking", "ring"))
-        rows.append(
-            [f"{row['ranks']} ranks, {row['tokens']} tokens, {heads}", *sent, *took]
-        )
+        rows.append([f"{size}, {heads}", *sent, *took])
     head = "ranks, tokens of the text | heads, MiB | ring, MiB | heads, ms | ring, ms"
     return table(head, rows, texts=1)
 
