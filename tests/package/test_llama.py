@@ -272,6 +272,8 @@ def test_what_small_models_have_besides_does_not_matter(tmp_path):
     [
         ({"embed_dim": 30}, "embed_dim: expected a multiple of num_heads = 4, or a d_k"),
         ({"d_k": 0}, "d_k: expected"),
+        *(({name: 0}, f"{name}: expected") for name in ("num_heads", "num_layers")),
+        *(({name: 0}, f"{name}: expected") for name in ("vocab_size", "context_length")),
         ({"eps": -1.0}, "eps: expected a number of at least 0"),
         ({"attention": ScaledDotProductAttention()}, "causal"),
     ],
@@ -292,6 +294,31 @@ def test_models_of_one_configuration_share_nothing():
     assert one.positions.omega.device.type == "cpu"
     assert other.positions.omega.device.type == "meta"
     assert one.blocks[0].attention.rotary is one.positions
+
+
+def test_a_token_begins_with_a_length_of_one():
+    weight = Llama(LlamaConfig(500, 9, 64, 4, 1, 12)).token_embedding.weight
+    assert weight.square().sum(-1).mean().item() == pytest.approx(1.0, rel=0.05)
+
+
+def test_yarn_without_its_turns_has_those_of_its_authors():
+    """Of 1979 tokens, pair 0.993 makes 32 turns, and pair 1.007 makes 31."""
+    asked = {"max_position_embeddings": 7916, "rope_theta": 1e4}
+    asked |= {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    asked["rope_scaling"]["original_max_position_embeddings"] = 1979
+    rotary = llama_config(CONFIG | asked).rotary
+    options = {"scaling": "yarn", "factor": 4.0, "original_length": 1979}
+    assert rotary.exact == RotaryPositions(8, 1e4, **options, turns=(1.0, 32.0)).exact
+    assert rotary.exact != RotaryPositions(8, 1e4, **options, turns=(1.0, 31.0)).exact
+
+
+def test_a_folder_without_its_files_says_which(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    index = {"weight_map": {"model.norm.weight": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = r"model-2\.safetensors: expected this file in"
+    with pytest.raises(FileNotFoundError, match=said):
+        Llama.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

@@ -215,6 +215,18 @@ def test_only_one_of_two_copies():
     assert cache.room([first, cache.fork(first)]) == 2
 
 
+def test_a_copy_of_a_page_that_is_not_full():
+    """Shared from its beginning: whoever writes there copies it."""
+    cache, tokens = PagedCache(2, 4), torch.ones(3, 1)
+    first = cache.open()
+    cache.append(first, tokens, tokens)
+    other = cache.fork(first)
+    cache.append(other, 2 * tokens[:1], 2 * tokens[:1])
+    cache.append(first, 3 * tokens[:1], 3 * tokens[:1])
+    found = [cache.keys[cache.tables[s][0]].flatten().tolist() for s in (first, other)]
+    assert found == [[1, 1, 1, 3], [1, 1, 1, 2]]
+
+
 def test_places_by_hand():
     pages = torch.tensor([[5, 0, 3], [2, 7, 0]])
     found = places(pages, torch.tensor([0, 3, 4, 9]), 4)
@@ -365,6 +377,8 @@ def test_uneven_views_truncate_from_the_end():
     cache, _ = filled()
     view = cache.view([0, 1, 2])
     assert (len(view), view.padding.tolist()) == (9, [4, 0, 8])
+    with pytest.raises(ValueError, match="length: expected"):
+        view.truncate(10)
     view.truncate(6)
     assert [cache.lengths[s] for s in range(3)] == [2, 6, 0]
     keys, values = view.append(*key_value(3))

@@ -121,11 +121,15 @@ def test_a_converted_module_keeps_its_frequencies():
         ({"scaling": "llama3"}, [1, 1, 1 / 4, 1 / 4]),
         ({"scaling": "yarn"}, [1, 0.5 * 1.25, 1 / 4, 1 / 4]),
         ({"scaling": "yarn", "turns": (0.05, 32.0)}, [1, 0.8125, 0.625, 0.4375]),
+        ({"scaling": "yarn", "turns": (0.05, 5.0)}, [1, 1, 0.75, 0.5]),
+        ({"scaling": "yarn", "turns": (1e-7, 32.0)}, [1, 25 / 28, 22 / 28, 19 / 28]),
+        ({"scaling": "yarn", "turns": (200.0, 3200.0)}, [1, 1 / 4, 1 / 4, 1 / 4]),
     ],
 )
 def test_rules(options, expected):
-    """YaRN's ends: 32 turns are pair 0.49, 1 turn is pair 1.9998 and 0.05 turns are pair
-    3.3; rounded outwards, 0, 2 and 4."""
+    """YaRN's ends: 32 turns are pair 0.49, 5 turns 1.3, 1 turn 1.9998 and 0.05 turns 3.3;
+    rounded outwards, 0, 1, 2 and 4. Of 1e-7 turns the end is 7, by its authors' code, and
+    of 200 turns 0: there both ends are one pair, and the ramp is a step."""
     length = round(200 * math.pi)  # 628: 99.95 turns, and so on
     module = RotaryPositions(8, factor=4.0, original_length=length, **options).double()
     kept = module.omega / torch.tensor(frequencies(8), dtype=torch.float64)

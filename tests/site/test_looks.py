@@ -1,10 +1,13 @@
 """Every page of the site in a real browser: from a server, and as a file on disk."""
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bookkit.grammar import EQUATION
 from frame import BY_NAME, CHAPTERS, FRAME, PAGES, code_cells, source_of
 from site_browser import SCREENS, screens, serve
+from sphinx_ext import narrow
 
 MAX_PAGE_BYTES = 500_000  # without MathJax
 PATIENCE = 15_000  # milliseconds, on a busy machine
@@ -44,6 +47,16 @@ LOOK = r"""async () => {
   const own = innerWidth > 1000 ? "" : innerWidth >= 390 ? "div.math > " : "none ";
   const cramped = [...document.querySelectorAll(own + "mjx-container")].filter(
     (e) => e.scrollWidth > e.clientWidth + 1);
+  if (innerWidth <= 640) for (const plot of document.querySelectorAll("figure picture"))
+    if (!plot.querySelector("img").currentSrc.endsWith("_narrow.png") ||
+        plot.parentElement.scrollWidth > plot.parentElement.clientWidth)
+      problems.push("a plot is not stacked: " + plot.closest("figure").id);
+  for (const lines of document.querySelectorAll(".printed-lines pre"))
+    if (innerWidth <= 640 && lines.scrollWidth > lines.clientWidth + 1)
+      problems.push("lines do not wrap: " + cut(lines.textContent));
+  const edges = new Set([...document.querySelectorAll("section > div.math > .eqno")].map(
+    (e) => Math.round(e.getBoundingClientRect().right)));
+  if (edges.size > 1) problems.push("numbers of equations end at " + [...edges]);
   for (const math of cramped)
     problems.push("a formula wider than its column: " + cut(math.textContent));
   const fields = [...document.querySelectorAll("input[name=q]")];
@@ -172,9 +185,46 @@ def check_length_and_marks(page, chapter):
 def check_weight(reader, site):
     paths = reader.page.evaluate(LOADED)
     images = reader.page.locator("img[src$='.png']").count()
-    assert sum(path.endswith(".png") for path in paths) == images
+    images += reader.page.locator("figure source").count()  # for the narrow ways
+    assert sum(path.endswith(".png") for path in {*paths}) == images
     sizes = {path: (site / path).stat().st_size for path in paths}
     assert sum(sizes.values()) < MAX_PAGE_BYTES, sizes
+
+
+def plot_of(*columns, width=200, height=60):
+    """A white plot with a black box at these columns."""
+    pixels = np.full((height, width, 3), 255, np.uint8)
+    for left, right in columns:
+        pixels[10:50, left:right] = 0
+    return Image.fromarray(pixels)
+
+
+def test_panels_are_stacked_where_nothing_is_drawn():
+    made = np.asarray(narrow.stacked(plot_of((20, 90), (110, 150)), [0.5]))
+    assert made.shape == (40 + 4 + 40, 70, 3)  # without margins, a gap between them
+    assert not made[:40].any() and not made[44:, :40].any()
+    assert (made[40:44] == 255).all() and (made[44:, 40:] == 255).all()
+    near = narrow.stacked(plot_of((20, 97), (103, 150)), [0.49])
+    assert near.size == (77, 84)  # other fonts may move the panels a little
+    with pytest.raises(ValueError, match=r"something is drawn at 0\.5"):
+        narrow.stacked(plot_of((20, 150)), [0.5])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("short", ""),
+        ("x" * 45, ""),
+        ("a wrong answer fails: " + "expected 1, got 2, " * 3, "printed-lines"),
+        ("tokens   ours   theirs\n" + "    10    1.25   " + "1.5 " * 9, "printed-table"),
+        ("&lt;" * 20, ""),
+    ],
+)
+def test_what_is_printed_wraps_unless_it_is_a_table(text, kind):
+    start = '<div class="output stream '
+    html = f'{start}notranslate"><div class="highlight"><pre><span></span>{text}</pre>'
+    wanted = html.replace(start, f"{start}{kind} ") if kind else html
+    assert narrow.OUTPUT.sub(narrow.printed, html) == wanted
 
 
 def test_what_is_read_aloud_does_not_widen_the_page(readers):

@@ -674,6 +674,54 @@ def test_a_chapter_is_watched(folder, ours, monkeypatch, says):
     assert seen == [("01", name)]
 
 
+@in_use
+def test_a_definition_that_has_passed_stands_beside_ours(folder, ours, says):
+    name = "masks.causal_mask"
+    assert "has not passed as it stands now" in says("compare", "causal_mask")
+    source = ours[name].replace("keys - queries", "-(queries - keys)")
+    assert source != ours[name]
+    write(folder, {name: source})
+    check(folder, 1)
+    said = says("compare", "causal_mask")
+    assert "lines, yours and ours" in said and "times as long with yours" in said
+    assert any(
+        line[0] == "-" and "-(queries - keys)" in line for line in said.split("\n") if line
+    )
+    assert any(
+        line[0] == "+" and "keys - queries" in line for line in said.split("\n") if line
+    )
+    assert "answers seen" not in says("progress")
+    write(folder, {name: ours[name]})
+    check(folder, 1)
+    assert "the same, line by line" in says("compare", "causal_mask")
+
+
+@in_use
+def test_a_verdict_is_contradicted_in_a_file(folder, ours, says):
+    assert "is not written yet" in says("disagree", "causal_mask")
+    source = ours["masks.causal_mask"].replace("keys - queries", "0")
+    write(folder, {"masks.causal_mask": source})
+    where = says("disagree", "causal_mask").split()[0]
+    page = (folder / where).read_text("utf-8")
+    assert source in page and "✗ causal_mask" in page and "this should hold:" in page
+    assert "torch 2" in page and "What I think" in page
+
+
+def test_what_is_next_is_on_the_path(folder, says):
+    assert "which milestone" in says("path", "nowhere")
+    said = says("path", "backward")
+    assert "On your path, chapters 10 11 12: 0 of" in said
+    assert "Next: write" in said and "(chapter 10," in said
+    assert "(chapter 10," in says("progress")
+    assert "(chapter 1," in says("path", "final")
+
+
+def test_an_editor_finds_its_tasks(untouched):
+    tasks = json.loads((untouched / ".vscode" / "tasks.json").read_text("utf-8"))["tasks"]
+    assert [task["args"][0] for task in tasks] == ["check.py", "check.py"]
+    assert cli.key_of(Workbook(untouched), "03_causal_attention") == "03"
+
+
 def test_the_name_of_a_caught_error_is_not_missed_later():
     """Two statements catch one each; the first of them fails for another reason."""
     lines = "    {}\nexcept ValueError as error:\n    told = str(error)\n"

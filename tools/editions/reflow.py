@@ -111,9 +111,7 @@ def reflow(
             for piece in pieces[index]:
                 place(piece)
                 if piece.blank and piece.blank.story and not piece.blank.shown:
-                    text = (
-                        f"{piece.blank.symbol} = Yours  # from here on, as in the package"
-                    )
+                    text = f"{piece.blank.symbol} = Yours  # from here on, yours"
                     again = new_code_cell(text, id=f"{cell.id}-again")
                     out.append(Shown(Cell(again)))
         elif cell.cell_type == "code" and not cell.module:

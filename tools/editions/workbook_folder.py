@@ -59,6 +59,7 @@ def furnish(
     values = {"VERSION": version, "ROWS": "\n".join(rows)}
     for path in (root / "book" / "workbook" / "folder").iterdir():
         text = path.read_text("utf-8")
-        for name, value in values.items():
-            text = text.replace(f"<{name}>", value)
-        write_text(folder / path.name, text)
+        for word, value in values.items():
+            text = text.replace(f"<{word}>", value)
+        name = ".vscode/tasks.json" if path.name == "tasks.json" else path.name
+        write_text(folder / name, text)

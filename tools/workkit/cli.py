@@ -12,6 +12,7 @@ from workkit import help as helping
 from workkit import progress
 from workkit.alone import quickly
 from workkit.checking import check, time_ratio
+from workkit.compare import compare, disagree
 from workkit.report import MOST, graded, in_words, of_one
 from workkit.workbook import Workbook, called
 
@@ -25,8 +26,13 @@ python check.py hint NAME     the next hint for a definition; there are two
 python check.py answer NAME   our answer, after the hints; it is noted that you saw it
 python check.py lend 3        ours stand in for what does not pass up to chapter 3
 python check.py return        yours or nothing again
+python check.py compare NAME  yours beside ours, once it has passed: lines, time, text
+python check.py disagree NAME puts your cell and the verdict into one file, for a judge
+python check.py path english  what is next is then on the way to this milestone
 python check.py reset NAME    empties a cell; what it held stays in yours/history.jsonl
 python check.py milestone     what you have reached, and how to try the next"""
+
+ACTIONS = helping.ACTIONS | {"compare": compare, "disagree": disagree}
 
 
 def main(folder: Path, words: list[str], in_kernel: bool = False) -> int:
@@ -69,8 +75,10 @@ def act(book: Workbook, args: argparse.Namespace, options: argparse.ArgumentPars
         print("\n".join([*said, progress.line(book)]))
     elif args.what == "milestone":
         status = progress.show(book, args.name)
-    elif args.what in helping.ACTIONS:
-        said = helping.ACTIONS[args.what](book, key_of(book, args.name) or args.name)
+    elif args.what == "path":
+        status = progress.choose(book, args.name)
+    elif args.what in ACTIONS:
+        said = ACTIONS[args.what](book, key_of(book, args.name) or args.name)
         print("\n".join([*book.asides, said]))
     elif looks_like_key(args.what):
         print(no_chapter(book, args.what), file=sys.stderr)

@@ -80,6 +80,17 @@ def reached(book: Workbook) -> dict[str, bool]:
     return {name: book.state["milestones"].get(name, False) for name in MILESTONES}
 
 
+def choose(book: Workbook, name: str) -> int:
+    """What is next shall be on the way to this milestone; to the final one, all is."""
+    if name not in MILESTONES:
+        print(f"a path to which milestone? There are {', '.join(MILESTONES)}.")
+        return 2
+    book.state["path"] = MILESTONES[name].chapters
+    book.save()
+    print(line(book))
+    return 0
+
+
 def show(book: Workbook, name: str) -> int:
     """Tries the one that is named; then all, which are reached, and what is next."""
     if name and name not in MILESTONES:
@@ -242,6 +253,10 @@ def line(book: Workbook) -> str:
         f"{sum(reached(book).values())} of {len(MILESTONES)} milestones, "
         f"{minutes // 60} h {minutes % 60} min."
     )
+    if path := book.state.get("path", "").split():
+        rows = [chapter_line(book, key) for key in path if key in book.data]
+        done, all_ = (sum(row[i] for row in rows) for i in (0, 1))
+        told += f"\nOn your path, chapters {' '.join(path)}: {done} of {all_} definitions."
     step = next_step(book)
     return f"{told}\nNext: {step}" if step else f"{told}\nAll of it is yours."
 

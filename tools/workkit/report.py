@@ -114,10 +114,13 @@ def next_step(book: Workbook, at: str = "") -> str:
     """What does not pass in the first chapter that has such, as an order.
 
     There, one that failed comes first, and then what is not written: others may wait. What
-    failed in the chapter where the reader is `at` comes before all.
+    failed in the chapter where the reader is `at` comes before all; the chapters of a path
+    that was chosen come before the others.
     """
+    path = [key for key in book.state.get("path", "").split() if key in book.data]
+    keys = [*path, *book.data]
     here = at and any(name in book.state["failed"] for name in book.data[at]["blanks"])
-    for key in [at, *book.data] if here else book.data:
+    for key in [at, *keys] if here else keys:
         known = book.data[key]
         left = [
             name

@@ -87,6 +87,8 @@ assert not torch.allclose(layer(other)[3:], output[3:], atol=1e-3)
 q, k, v = (f(x) for f in (layer.W_query, layer.W_key, layer.W_value))
 scores = (q @ k.mT / math.sqrt(2)).masked_fill(torch.ones(5, 5).triu(1) > 0, -math.inf)
 assert torch.allclose(weights, scores.softmax(-1), atol=1e-6)
+near = CausalAttention(3, 2, window=2)(x, return_weights=True)[1]
+assert torch.equal(near > 0, torch.ones(5, 5).tril().triu(-1) > 0)
 dropping = CausalAttention(3, 2, dropout=0.9)
 assert not torch.allclose(dropping(x), dropping(x))
 assert torch.equal(dropping.eval()(x), dropping(x))
