@@ -717,6 +717,10 @@ q, k, v = torch.randn(2, 4), torch.randn(5, 4), torch.randn(5, 3)
 plain = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 for size in (1, 2, 5, 9):
     assert torch.allclose(split_attention(q, k, v, split_size=size), plain, atol=1e-5)
+added, sdpa = torch.randn(2, 5), torch.nn.functional.scaled_dot_product_attention
+for mask in (added, added > -1):
+    found = split_attention(q, k, v, mask, split_size=2)
+    assert torch.allclose(found, sdpa(q, k, v, mask), atol=1e-5)
 
 # paged.places
 pages = torch.tensor([[7, 2], [4, 5]])
