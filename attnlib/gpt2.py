@@ -87,36 +87,6 @@ def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def names_of(blocks: int, prefix: str = "") -> dict[str, str | Into]:
-    """Where each tensor of GPT-2's file goes.
-
-    Args:
-        blocks: number of blocks.
-        prefix: what stands before each name, "transformer." in some files.
-
-    Source: chapter 20, eq-conv1d.
-    """
-    names: dict[str, str | Into] = {
-        "wte.weight": "token_embedding.weight",
-        "wpe.weight": "positions",
-        "ln_f.weight": "norm.gamma",
-        "ln_f.bias": "norm.beta",
-    }
-    for block in range(blocks):
-        theirs, ours = f"h.{block}", f"blocks.{block}"
-        for number in (1, 2):
-            names[f"{theirs}.ln_{number}.weight"] = f"{ours}.norm_{number}.gamma"
-            names[f"{theirs}.ln_{number}.bias"] = f"{ours}.norm_{number}.beta"
-        for kind, own in (("weight", "W"), ("bias", "b")):
-            heads, network = f"{ours}.attention", f"{ours}.feed_forward"
-            qkv = tuple(f"{heads}.{x}_proj.{own}" for x in "qkv")
-            names[f"{theirs}.attn.c_attn.{kind}"] = Into(qkv)
-            names[f"{theirs}.attn.c_proj.{kind}"] = f"{heads}.out_proj.{own}"
-            names[f"{theirs}.mlp.c_fc.{kind}"] = f"{network}.linear_1.{own}"
-            names[f"{theirs}.mlp.c_proj.{kind}"] = f"{network}.linear_2.{own}"
-    return {prefix + name: into for name, into in names.items()}
-
-
 class GPT2(LanguageModel):
     """The model of chapter 9 as GPT-2 has it: norms first, learned positions, tanh GELU.
 
@@ -198,6 +168,36 @@ class GPT2(LanguageModel):
         options = {"dtype": dtype, "device": device, "report": report}
         load_into(model, tensors, names, ignored=ignored, **options)
         return model.eval()
+
+
+def names_of(blocks: int, prefix: str = "") -> dict[str, str | Into]:
+    """Where each tensor of GPT-2's file goes.
+
+    Args:
+        blocks: number of blocks.
+        prefix: what stands before each name, "transformer." in some files.
+
+    Source: chapter 20, eq-conv1d.
+    """
+    names: dict[str, str | Into] = {
+        "wte.weight": "token_embedding.weight",
+        "wpe.weight": "positions",
+        "ln_f.weight": "norm.gamma",
+        "ln_f.bias": "norm.beta",
+    }
+    for block in range(blocks):
+        theirs, ours = f"h.{block}", f"blocks.{block}"
+        for number in (1, 2):
+            names[f"{theirs}.ln_{number}.weight"] = f"{ours}.norm_{number}.gamma"
+            names[f"{theirs}.ln_{number}.bias"] = f"{ours}.norm_{number}.beta"
+        for kind, own in (("weight", "W"), ("bias", "b")):
+            heads, network = f"{ours}.attention", f"{ours}.feed_forward"
+            qkv = tuple(f"{heads}.{x}_proj.{own}" for x in "qkv")
+            names[f"{theirs}.attn.c_attn.{kind}"] = Into(qkv)
+            names[f"{theirs}.attn.c_proj.{kind}"] = f"{heads}.out_proj.{own}"
+            names[f"{theirs}.mlp.c_fc.{kind}"] = f"{network}.linear_1.{own}"
+            names[f"{theirs}.mlp.c_proj.{kind}"] = f"{network}.linear_2.{own}"
+    return {prefix + name: into for name, into in names.items()}
 
 
 @contextmanager

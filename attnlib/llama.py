@@ -249,13 +249,18 @@ class Llama(LanguageModel):
         if attention is None:
             window, dropout = config.window, config.dropout
             attention = ScaledDotProductAttention(dropout, causal=True, window=window)
-        sizes = embed_dim, num_heads, config.d_ff
         options = {"eps": config.eps, "ffn_bias": config.ffn_bias, "d_k": d_k}
         options |= {"bias": config.qkv_bias, "out_bias": config.out_bias}
         options |= {"head_norm": config.eps if config.head_norm else None}
         options |= {"rotary": self.positions, "num_kv_heads": config.num_kv_heads}
         self.blocks = nn.ModuleList(
-            LlamaBlock(*sizes, attention=copy.deepcopy(attention), **options)
+            LlamaBlock(
+                embed_dim,
+                num_heads,
+                config.d_ff,
+                attention=copy.deepcopy(attention),
+                **options,
+            )
             for _ in range(config.num_layers)
         )
         require_causal(self.blocks[0].attention.attention)
