@@ -531,3 +531,13 @@ LATENT = {
 test_what_latent_attention_refuses = each_refused(ValueError, LATENT)
 LATENT_TYPES = {"x: expected torch.float64…": lambda: latent()(X.float())}
 test_what_type_latent_attention_refuses = each_refused(TypeError, LATENT_TYPES)
+
+
+def test_what_was_written_over_is_not_taken_for_the_beginning():
+    """Of 5 tokens a window of 4 has lost the first, which the fourth would still see."""
+    cache, x = WindowCache(4), torch.randn(5, 2)
+    cache.append(x, x)
+    with pytest.raises(ValueError, match="expected 0, or at least 4"):
+        cache.truncate(3)
+    cache.truncate(4)
+    assert torch.equal(cache.append(x[4:], x[4:])[0], x[1:])

@@ -312,6 +312,32 @@ def test_yarn_without_its_turns_has_those_of_its_authors():
     assert rotary.exact != RotaryPositions(8, 1e4, **options, turns=(1.0, 31.0)).exact
 
 
+def test_what_a_configuration_says_is_taken_and_what_it_leaves_out_is_the_familys():
+    """Each by the family's own default: base 10,000, no dropout, the windows after 28."""
+    plain = {name: value for name, value in CONFIG.items() if name != "rope_theta"}
+    assert llama_config(plain).rotary.exact == RotaryPositions(8).exact
+    assert llama_config(plain).dropout == 0.0
+    assert llama_config(plain | {"rms_norm_eps": 3e-4}).eps == 3e-4
+    whole = {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 1.0}
+    assert llama_config(plain | {"rope_parameters": whole}).rotary.base == 5e4
+    with pytest.raises(ValueError, match="partial_rotary_factor is not supported"):
+        llama_config(plain | {"rope_parameters": whole | {"partial_rotary_factor": 2.0}})
+    near = {"use_sliding_window": True, "sliding_window": 5, "model_type": "qwen2"}
+    assert llama_config(plain | near | {"num_hidden_layers": 28}).window is None
+    with pytest.raises(ValueError, match="windows that differ are not supported"):
+        llama_config(plain | near | {"num_hidden_layers": 29})
+
+
+def test_who_loads_a_model_is_told_how_far_it_is(tmp_path):
+    heard = []
+    Llama.from_pretrained(
+        saved(theirs("Llama"), tmp_path), report=lambda *x: heard.append(x)
+    )
+    assert (
+        heard[-1][1] == heard[-1][2] == sum(p.numel() for p in theirs("Llama").parameters())
+    )
+
+
 def test_a_folder_without_its_files_says_which(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     index = {"weight_map": {"model.norm.weight": "model-2.safetensors"}}
