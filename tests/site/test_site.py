@@ -13,6 +13,7 @@ from bs4 import BeautifulSoup
 from bookkit.grammar import CAPTION
 from build_book import is_current, sources
 from frame import CHAPTERS, PAGES, code_cells
+from sphinx_ext import narrow
 
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS)
 
@@ -24,6 +25,12 @@ def soups(site):
         name: BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
         for name in [*PAGES, "search", "index", "404"]
     }
+
+
+def test_each_plot_that_can_be_cut_is(soups):
+    """A figure that is renamed, or no longer found, would scroll again in silence."""
+    found = [source for soup in soups.values() for source in soup.select("figure source")]
+    assert {source.find_parent("figure")["id"] for source in found} == {*narrow.CUTS}
 
 
 def test_every_internal_link_resolves(site, soups):

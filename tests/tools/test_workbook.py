@@ -683,7 +683,7 @@ def test_a_definition_that_has_passed_stands_beside_ours(folder, ours, says):
     write(folder, {name: source})
     check(folder, 1)
     said = says("compare", "causal_mask")
-    assert "lines, yours and ours" in said and "times as long with yours" in said
+    assert "lines, yours and ours" in said and "times as long as with ours" in said
     assert any(
         line[0] == "-" and "-(queries - keys)" in line for line in said.split("\n") if line
     )
@@ -705,6 +705,10 @@ def test_a_verdict_is_contradicted_in_a_file(folder, ours, says):
     page = (folder / where).read_text("utf-8")
     assert source in page and "✗ causal_mask" in page and "this should hold:" in page
     assert "torch 2" in page and "What I think" in page
+    mine = page.replace("and why:\n", "and why:\n0 is right.\n")
+    (folder / where).write_text(mine, encoding="utf-8")
+    says("disagree", "causal_mask")
+    assert (folder / where).read_text("utf-8") == mine  # a second time, words stay
 
 
 def test_what_is_next_is_on_the_path(folder, says):

@@ -15,6 +15,7 @@ from workkit.cells import imported, starts_processes
 from workkit.jobs import blame_end, run
 from workkit.naming import equations_held, exercises_done, judge
 from workkit.package import book_answer, texts_of, write_package
+from workkit.report import times_as_long
 from workkit.slips import told_of_none
 from workkit.workbook import Workbook, called, digest
 
@@ -73,7 +74,7 @@ def time_ratio(book: Workbook, key: str) -> float:
             both.append(run(book, known, answers)["seconds"])
     finally:  # also when it is stopped: ours is not to stay in the package
         book.sync()
-    return (both[0] + 0.1) / (both[1] + 0.1)  # what is too short to tell is alike
+    return times_as_long(*both)
 
 
 def before(book: Workbook, key: str) -> dict[str, str]:

@@ -12,9 +12,11 @@ from bookkit.grammar import only_python
 from workkit.alone import Among, quickly
 from workkit.help import NO_BOOK
 from workkit.package import book_answer
-from workkit.report import of_one
+from workkit.report import of_one, pace, times_as_long
 from workkit.store import write_whole
 from workkit.workbook import Workbook
+
+CHECK = "## The check"  # what stands above it is the reader's
 
 
 def code_of(source: str) -> list[str]:
@@ -38,11 +40,10 @@ def compare(book: Workbook, word: str) -> str:
         return NO_BOOK
     print("Both are timed …", file=sys.stderr, flush=True)
     mine, ours = (among.run(names)["seconds"] for names in ([name], []))
-    ratio = (mine + 0.1) / (ours + 0.1)  # what is too short to tell is alike
     texts = [code_of(text) for text in (book.store.answers[name], book_answer(name) or "")]
     counts = " and ".join(str(len(text)) for text in texts)
     lines = [f"{name}: {counts} lines, yours and ours, without docstrings and comments."]
-    lines.append(f"The chapter's checks take {ratio:.1f} times as long with yours.")
+    lines.append(f"{pace(times_as_long(mine, ours))}.")
     if texts[0] == texts[1]:
         return "\n".join([*lines, "The two are the same, line by line."])
     both = [*difflib.unified_diff(*texts, n=1000, lineterm="")][3:]
@@ -56,11 +57,13 @@ def disagree(book: Workbook, word: str) -> str:
     if name not in book.store.answers:
         return f"{book.short(name)} is not written yet."
     found = quickly(book, known["key"], name)
-    page = [f"# {name}: is this verdict right?", "", "What I think, and why:", "", ""]
-    page += ["## The check", "", "```", *of_one(book, known, name, found), "```", ""]
+    path = book.folder / "yours" / f"disagree_{name}.md"
+    said = f"# {name}: is this verdict right?\n\nWhat I think, and why:\n\n\n"
+    if path.exists():  # what the reader has written stays
+        said = path.read_text(encoding="utf-8").partition(CHECK)[0]
+    page = [said + CHECK, "", "```", *of_one(book, known, name, found), "```", ""]
     page += ["## My definition", "", "```python", book.store.answers[name], "```", ""]
     page += ["## Where", "", *(f"- {line}" for line in versions()), ""]
-    path = book.folder / "yours" / f"disagree_{name}.md"
     write_whole(path, "\n".join(page))
     where = path.relative_to(book.folder).as_posix()
     return f"{where} has your cell and the verdict. Say why, and give it to who can judge."
