@@ -142,6 +142,23 @@ def test_some_are_planted_alone(book):
     assert "no mistake is kept for 1.2" in book(kept, "--only", "third", "1.2")
 
 
+def test_what_an_earlier_cell_calls_is_run_before_the_check(tmp_path):
+    """A listing may be split: what it calls is then defined in a cell behind the change."""
+    folder = tmp_path / "book" / "faults"
+    folder.mkdir(parents=True)
+    cells = [
+        new_markdown_cell("# Halves\n\n$$ h $$ (eq-half)\n<!-- eq-half | here | whole -->"),
+        new_code_cell("def whole(x):\n    return half(x) + half(x)"),
+        new_code_cell("extra = 0"),
+        new_code_cell("def half(x):\n    return x / 2 + extra"),
+        new_code_cell("# checks eq-half\nassert whole(3) == 3"),
+    ]
+    nbformat.write(new_notebook(cells=cells), folder.parent / "01_halves.ipynb")
+    mistake = HALF.format("One more", "extra = 0", "extra = 1")
+    (folder / "01_halves.toml").write_text(mistake, encoding="utf-8")
+    assert "all 1 mistakes caught" in plant(tmp_path, "01").stdout
+
+
 REFUSED = {
     "found twice": (
         HALF.format("", "half(", "x"), "found 3 times instead of once: half("

@@ -10,7 +10,7 @@ import signal
 import symtable
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -49,6 +49,8 @@ class Stage:
     def attempt(self, first: int, target: int, changes: dict[int, str], force: set) -> str:
         """In a fork, runs the cells from `first` on that `target` needs: what it does.
 
+        What has run before `first` may call what only a later cell defines.
+
         Args:
             first: the next cell that this process would run.
             target: the last cell to run.
@@ -57,11 +59,15 @@ class Stage:
         """
         sources = {**dict(enumerate(self.sources)), **changes}
         modules = {n for n, x in vars(self.module).items() if isinstance(x, ModuleType)}
-        cells, before = {target, *(i for i in force if i < target)}, set()
-        while cells != before:
-            before = set(cells)
-            names = set().union(*(used(sources[i]) for i in cells)) - modules
-            cells |= {i for i in range(first, target) if names & touched(sources[i])}
+        called = dict(pair for source in self.sources[:first] for pair in defined(source))
+        cells, names = {target, *(i for i in force if i < target)}, set()
+        while True:
+            more = names.union(*(used(sources[i]) for i in cells)) - modules
+            more = more.union(*(called[name] for name in more & called.keys())) - modules
+            found = cells | {i for i in range(first, target) if more & touched(sources[i])}
+            if (found, more) == (cells, names):
+                break
+            cells, names = found, more
 
         def work() -> str:
             return [self.outcome(self.cells[i].id, sources[i]) for i in sorted(cells)][-1]
@@ -76,6 +82,13 @@ class Stage:
 def used(source: str) -> set[str]:
     """The global names that code reads."""
     return set(global_names(symtable.symtable(source, "", "exec")))
+
+
+def defined(source: str) -> Iterator[tuple[str, set[str]]]:
+    """Each function and class that code defines, and the global names that it reads."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, used(ast.unparse(node))
 
 
 def touched(source: str) -> set[str]:
