@@ -7,7 +7,7 @@ Derived in chapter 19, "Split and paged" (book/19_split_and_paged.ipynb).
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,11 +17,8 @@ from torch import Tensor
 from attnlib.checks import (
     positive_scale,
     refuse_bad_append,
-    refuse_bad_batch,
-    refuse_bad_reader,
-    refuse_bad_table,
+    refuse_nested,
     require_count,
-    require_open,
     require_scale,
 )
 from attnlib.fused import attend_fused
@@ -264,6 +261,127 @@ class PagedCache:
             place = places(self.table(handles).pages, tokens, self.page_size)
             self.keys.flatten(0, 1)[place] = key.movedim(-2, 1)  # (B, N, ..., d)
             self.values.flatten(0, 1)[place] = value.movedim(-2, 1)
+
+
+def require_open(
+    name: str, sequences: int | Sequence[int], opened: Collection[int]
+) -> list[int]:
+    """Returns the numbers of sequences as a list, if all of them are open.
+
+    Args:
+        name: the argument's name, for the message.
+        sequences: expected one of opened, or a list of some, each once.
+        opened: the numbers of the sequences that are open.
+
+    Raises:
+        TypeError: no whole numbers.
+        ValueError: one that is not open, one twice, or none.
+
+    Source: chapter 19; the contract, appendix A.
+    """
+    handles = [sequences] if isinstance(sequences, int) else sequences
+    listed = isinstance(handles, Sequence)
+    if not listed or any(isinstance(s, bool) or not isinstance(s, int) for s in handles):
+        wanted = "the number of a sequence, or a list of them"
+        raise TypeError(f"{name}: expected {wanted}, got {sequences!r}")
+    for s in handles:
+        if s not in opened:
+            raise ValueError(f"{name}: expected a sequence that is open, got {s}")
+    if not handles or len(set(handles)) < len(handles):
+        raise ValueError(f"{name}: expected at least one, each once, got {sequences!r}")
+    return list(handles)
+
+
+def refuse_bad_table(
+    pages: Tensor, lengths: Tensor, count: int, page_size: int, device: torch.device
+) -> None:
+    """Refuses a table of pages that points outside of them.
+
+    Args:
+        pages: expected (B, most), integers from 0 to count - 1.
+        lengths: expected (B,), integers from 0 to most · page_size.
+        count, page_size: how many pages there are, and the tokens of one.
+        device: where they are.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: another shape or device, or a number outside of its range.
+
+    Source: chapter 19; the contract, appendix A.
+    """
+    for name, x, dims in (("pages", pages, 2), ("lengths", lengths, 1)):
+        if not isinstance(x, Tensor) or x.dtype not in (torch.int64, torch.int32):
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            wanted = "a tensor of int64 or int32"
+            raise TypeError(f"sequences.{name}: expected {wanted}, got {got}")
+        if x.dim() != dims or len(x) != len(pages):
+            wanted = "(B, most)" if dims == 2 else f"({len(pages)},) as pages has rows"
+            got = f"got {tuple(x.shape)}"
+            raise ValueError(f"sequences.{name}: expected shape {wanted}, {got}")
+        if x.device != device:
+            got = f"got {x.device}"
+            raise ValueError(f"sequences.{name}: expected device {device}, {got}")
+    for name, x, most in (
+        ("lengths", lengths, pages.shape[1] * page_size),
+        ("pages", pages, count - 1),
+    ):
+        outside = x[(x < 0) | (x > most)]
+        if outside.numel():
+            wanted = f"numbers between 0 and {most}"
+            raise ValueError(f"sequences.{name}: expected {wanted}, got {outside[0]}")
+
+
+def refuse_bad_reader(query: Tensor, keys: Tensor, batch: int, enable_gqa: bool) -> None:
+    """Refuses a query that does not fit the pages of a cache.
+
+    Args:
+        query: expected (batch, ..., N, d_k), dtype and device of keys.
+        keys: the pages, (pages, page_size, ..., d_k).
+        batch: how many sequences are looked at.
+        enable_gqa: whether the query may have a multiple of the heads.
+
+    Raises:
+        TypeError: not floating point, or another dtype.
+        ValueError: another shape or device.
+
+    Source: chapter 19; the contract, appendix A.
+    """
+    if not isinstance(query, Tensor) or not query.is_floating_point():
+        got = query.dtype if isinstance(query, Tensor) else type(query).__name__
+        raise TypeError(f"query: expected a floating-point tensor, got {got}")
+    refuse_nested("query", query)
+    if query.dtype != keys.dtype:
+        wanted = f"{keys.dtype} as the cache"
+        raise TypeError(f"query: expected {wanted}, got {query.dtype}")
+    if query.device != keys.device:
+        wanted = f"device {keys.device} as the cache"
+        raise ValueError(f"query: expected {wanted}, got {query.device}")
+    leading, heads = (batch, *keys.shape[2:-1]), ""
+    fits = tuple(query.shape[:-2]) == leading
+    if enable_gqa and len(leading) > 1 and leading[-1] and query.dim() == keys.dim():
+        fits = tuple(query.shape[:-3]) == leading[:-1] and not query.shape[-3] % leading[-1]
+        heads = ", or a multiple of these heads"
+    if not fits or query.shape[-1] != keys.shape[-1]:
+        wanted = f"({', '.join(map(str, leading))}, N, {keys.shape[-1]}) as the cache"
+        got = f"got {tuple(query.shape)}"
+        raise ValueError(f"query: expected shape {wanted}{heads}, {got}")
+
+
+def refuse_bad_batch(key: Tensor, count: int) -> None:
+    """Refuses keys without a batch of so many sequences in front.
+
+    Args:
+        key: expected (count, ..., N, d_k).
+        count: number of sequences.
+
+    Raises:
+        ValueError: fewer dimensions, or another batch.
+
+    Source: chapter 19; the contract, appendix A.
+    """
+    if key.dim() < 3 or len(key) != count:
+        wanted = f"a batch of {count}, one for each sequence"
+        raise ValueError(f"key: expected {wanted}, got shape {tuple(key.shape)}")
 
 
 def page_memory(

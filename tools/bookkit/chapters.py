@@ -1,4 +1,10 @@
-"""What the tools share: chapters are read here, and written in one stable format."""
+"""What the tools share: chapters are read here, and written in one stable format.
+
+nbformat is imported where a notebook is read or written: it takes two seconds, and the
+programs of the workbook, which need a chapter's cells only, start in half of that.
+"""
+
+from __future__ import annotations
 
 import argparse
 import re
@@ -6,11 +12,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import nbformat
-from nbformat import NotebookNode
+from typing import TYPE_CHECKING
 
 from bookkit.grammar import CHAPTER, Cell, Equation
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,6 +91,8 @@ class Chapter:
     @property
     def text(self) -> str:
         """The notebook as it is stored: same content, same bytes."""
+        import nbformat
+
         book = self.notebook
         book.nbformat, book.nbformat_minor = 4, 5
         text = nbformat.writes(book, version=4)  # keys sorted, indent 1, √ as it is
@@ -111,6 +120,8 @@ def read_chapters(root: Path) -> list[Chapter]:
 
 
 def read_chapter(path: Path) -> Chapter:
+    import nbformat
+
     try:
         notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except (ValueError, nbformat.ValidationError) as error:

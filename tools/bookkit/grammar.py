@@ -6,8 +6,7 @@ import re
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from nbformat import NotebookNode
+from typing import Any
 
 CHAPTER = re.compile(r"\d\d_|[A-Z]_")  # how the name of a chapter starts, or an appendix's
 LABEL = r"eq-[a-z0-9-]*[a-z0-9]"
@@ -38,8 +37,20 @@ class Equation:
     symbols: list[str]
 
 
-class Cell(NotebookNode):
-    """A cell as nbformat has it, which also knows what it is; any of it may be empty."""
+class Cell(dict):
+    """A cell as nbformat has it, which also knows what it is; any of it may be empty.
+
+    Not nbformat's own class: importing that takes two seconds, on each run of the workbook.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
 
     @property
     def caption(self) -> re.Match[str] | None:

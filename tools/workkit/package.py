@@ -14,13 +14,13 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlparse
 from urllib.request import url2pathname
 
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
 from bookkit.chapters import BookError, Chapter, write_text
+from bookkit.grammar import Cell
 from bookkit.modules import read_modules
 from bookkit.tangle import assembled
 from workkit.slips import plainly
@@ -73,7 +73,7 @@ def chapters_of(
     chapters: list[Chapter] = []
     heads: dict[str, Any] = {}  # the first cell of each module, which has its imports
     for known in data.values():
-        cells = [new_markdown_cell(f"# {known['title']}")]
+        cells = [Cell(cell_type="markdown", source=f"# {known['title']}")]
         for number, piece in enumerate(known["package"]):
             module, name = piece["module"], piece.get("blank")
             text = piece.get("text", "")
@@ -82,12 +82,12 @@ def chapters_of(
                 if name in answers and name not in problems:
                     imports, text = in_two(answers[name])
                     heads[module].source += "".join(f"\n{line}" for line in imports)
-            cell = new_code_cell(f"# attnlib/{module}.py\n{text}", id=f"c{number}")
-            cell.metadata["blank"] = name or ""
+            cell = Cell(cell_type="code", id=f"c{number}", metadata={"blank": name or ""})
+            cell.source = f"# attnlib/{module}.py\n{text}"
             heads.setdefault(module, cell)
             cells.append(cell)
         path = Path("book") / known["file"]
-        chapters.append(Chapter(path, new_notebook(cells=cells)))
+        chapters.append(Chapter(path, SimpleNamespace(cells=cells)))
     return chapters
 
 

@@ -38,9 +38,10 @@ def main() -> None:
     if len(sys.argv) != 3:
         print(__doc__)
         return
-    job, out = json.loads(Path(sys.argv[1]).read_text("utf-8")), Path(sys.argv[2])
+    text, out = Path(sys.argv[1]).read_text("utf-8"), Path(sys.argv[2])
+    job, draws = json.loads(text), "pyplot" in text
     limit_memory(job["megabytes"])
-    prepare(Path(job["folder"]), Path(job.get("package", job["folder"])))
+    prepare(Path(job["folder"]), Path(job.get("package", job["folder"])), draws)
     result: dict[str, Any] = {"done": False}
     with open(out.with_suffix(".trace"), "w", encoding="utf-8") as trace:
 
@@ -60,17 +61,18 @@ def main() -> None:
         out.write_text(json.dumps(result | {"done": True}), encoding="utf-8")
 
 
-def prepare(folder: Path, package: Path) -> None:
+def prepare(folder: Path, package: Path, draws: bool) -> None:
     """A process like the kernel of a notebook, but one that draws nothing.
 
     The attnlib that it imports is the one in `package`.
     """
     for name, value in (("TRITON_INTERPRET", "1"), ("OMP_NUM_THREADS", "1")):
         os.environ.setdefault(name, value)
-    from matplotlib import pyplot as plt
+    if draws:  # otherwise it would start half a second later
+        from matplotlib import pyplot as plt
 
-    plt.switch_backend("agg")
-    plt.show = lambda *_, **__: plt.close("all")
+        plt.switch_backend("agg")
+        plt.show = lambda *_, **__: plt.close("all")
     os.chdir(folder / "book")
     sys.path.insert(0, str(package))
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
