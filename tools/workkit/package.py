@@ -73,7 +73,7 @@ def chapters_of(
     chapters: list[Chapter] = []
     heads: dict[str, Any] = {}  # the first cell of each module, which has its imports
     for known in data.values():
-        cells = [Cell(cell_type="markdown", source=f"# {known['title']}")]
+        cells = [Cell(cell_type="markdown", id="title", source=f"# {known['title']}")]
         for number, piece in enumerate(known["package"]):
             module, name = piece["module"], piece.get("blank")
             text = piece.get("text", "")
