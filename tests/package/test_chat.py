@@ -1,0 +1,113 @@
+"""A conversation in a terminal: its cache, its end, its characters, what it is told."""
+
+import runpy
+import sys
+
+import pytest
+import torch
+
+from attnlib import sample
+from drawn import ROOT
+from test_gguf import MODEL
+
+CHAT = runpy.run_path(str(ROOT / "examples" / "chat.py"))
+REAL = pytest.mark.costly("real/chat", "examples/chat.py")
+QUESTIONS = "Give me three names for a cat.", "Which one is best?"
+
+
+@pytest.fixture(scope="module")
+def talk():
+    return CHAT["Conversation"](MODEL, 512)
+
+
+@pytest.fixture
+def fresh(talk, monkeypatch):
+    """The conversation from the start, and how many tokens its model has read."""
+    talk.messages, talk.held, read = [], [], []
+    forward = talk.model.forward
+
+    def counting(ids, **given):
+        read.append(len(ids))
+        return forward(ids, **given)
+
+    monkeypatch.setattr(talk.model, "forward", counting)
+    return talk, read
+
+
+def likeliest(logits):
+    return sample(logits, 0.0)
+
+
+def scripted(ids):
+    """What chooses these tokens one after the other, whatever the logits."""
+    left = iter(ids)
+    return lambda logits: torch.tensor(next(left))
+
+
+@REAL
+def test_each_token_is_read_once(fresh):
+    """A second answer reads what is new, and is what it is without the first's cache."""
+    talk, read = fresh
+    first = "".join(talk.answer(QUESTIONS[0], 20, likeliest))
+    assert "Luna" in first and len(read) == 20
+    second = "".join(talk.answer(QUESTIONS[1], 8, likeliest))
+    assert sum(read[20:]) < 40
+    talk.messages, talk.held = talk.messages[:2], []
+    assert "".join(talk.answer(QUESTIONS[1], 8, likeliest)) == second
+    assert sum(read[28:]) > 60
+
+
+@REAL
+def test_an_answer_ends_with_its_turn_and_has_whole_characters(fresh):
+    talk, _ = fresh
+    ids = talk.tokenizer.encode("naïve 🦜!").ids
+    pieces = list(talk.answer("Hi", 50, scripted([*ids, talk.end, 5])))
+    assert len(pieces) < len(ids)  # a parrot is several tokens
+    assert "".join(pieces) == "naïve 🦜!" == talk.messages[-1]["content"]
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@REAL
+def test_an_answer_that_is_broken_off_stays_in_mind(fresh):
+    talk, _ = fresh
+    answer = talk.answer("Hi", 50, scripted(talk.tokenizer.encode("one two three").ids))
+    assert next(answer) == "one"
+    answer.close()
+    list(talk.answer("Go on", 1, scripted([talk.end])))
+    assert [m["content"] for m in talk.messages] == ["Hi", "one", "Go on", ""]
+
+
+@REAL
+def test_no_room_is_told(fresh):
+    talk, _ = fresh
+    with pytest.raises(ValueError, match="no room: these are more than 512 tokens"):
+        list(talk.answer("word " * 600, 5, likeliest))
+
+
+def run(monkeypatch, capsys, words, *given):
+    """What the program prints, and the sentence that it ends with, if it does."""
+    left = iter(words)
+    monkeypatch.setattr(sys, "argv", ["chat.py", *map(str, given)])
+    monkeypatch.setitem(CHAT["main"].__globals__, "input", lambda prompt: next(left))
+    try:
+        CHAT["main"]()
+    except SystemExit as error:
+        return error.code
+    return capsys.readouterr().out
+
+
+@REAL
+def test_the_program(monkeypatch, capsys, talk):
+    monkeypatch.setitem(CHAT["main"].__globals__, "Conversation", lambda path, room: talk)
+    talk.messages, talk.held = [], []
+    given = "--temperature", "0", "--length", "20"
+    assert "Luna" in run(monkeypatch, capsys, [QUESTIONS[0], ""], *given)
+
+
+def test_what_cannot_be_talked_to_is_told_in_a_sentence(monkeypatch, capsys, tmp_path):
+    said = run(monkeypatch, capsys, [], tmp_path / "none.gguf")
+    assert "none.gguf" in said and "\n" not in said
+    monkeypatch.setitem(CHAT["main"].__globals__, "chat_words", lambda path: (None, 2))
+    assert "no chat template" in run(monkeypatch, capsys, [], MODEL)
+    monkeypatch.setitem(CHAT["main"].__globals__, "find_spec", lambda name: None)
+    assert "SmolLM2 is not installed" in run(monkeypatch, capsys, [])
