@@ -22,7 +22,7 @@ from attnlib import (
 )
 from attnlib.checks import as_autocast
 from attnlib.testing import check_attention, random_inputs
-from drawn import attention, refuses, visible
+from drawn import refuses, visible
 
 
 class Stepwise(BaseAttention):
@@ -359,12 +359,3 @@ def test_vmap_and_export(as_shipped):
     layer, x = CausalAttention(5, 3), torch.randn(2, 7, 5)
     exported = torch.export.export(layer.eval(), (x,)).module()
     torch.testing.assert_close(exported(x), layer(x))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
-def test_on_a_gpu(as_shipped):
-    query, key, value = (x.cuda() for x in random_inputs((2, 2)))
-    output, _ = ScaledDotProductAttention(causal=True)(query, key, value)
-    torch.testing.assert_close(
-        output.cpu(), attention(*random_inputs((2, 2)), causal=True)[0]
-    )

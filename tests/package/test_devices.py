@@ -273,3 +273,19 @@ def test_everything_lies_where_the_inputs_lie(case, device):
     assert {x.device.type for x in found} == {name}
     for ours, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(back(ours), exact, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("as_shipped")
+def test_an_emptied_cache_serves_another_device(device):
+    """Its memory is made anew where the next tokens lie."""
+    move, name, _ = device
+    key, value = draw(2, 2, queries=3)[1:]
+    plain, pages = KVCache(6), PagedCache(9, 2)
+    for on in (lambda x: x, move):
+        kept = plain.append(on(key), on(value))
+        sequences = [pages.open(), pages.open()]
+        kept += pages.view(sequences).append(on(key), on(value))
+        plain.truncate(0)
+        for sequence in sequences:
+            pages.free(sequence)
+    assert {x.device.type for x in kept} == {name}

@@ -15,6 +15,7 @@ from editions.blanks import read_blanks
 from other_answers import WRITTEN, other_answers
 from tiny_book import ROOT, edit
 from workbench import check, write
+from workkit.jobs import small_tests
 from workkit.package import read_data
 
 CHAPTERS = {chapter.key: chapter for chapter in read_chapters(ROOT)}
@@ -24,17 +25,29 @@ ANSWERED = sorted(path.stem for path in WRITTEN.glob("*.py"))
 every_chapter = pytest.mark.parametrize("key", TASKED)
 
 
-def blanks_of(key):
-    """What is said of the blanks of a chapter."""
+def entries_of(key):
+    """What is said of each blank of a chapter."""
     cells = CHAPTERS[key].code_cells
     modules = {cell.module.replace("/", ".") for cell in cells if cell.module}
     text = (ROOT / "book" / "workbook" / "blanks.toml").read_text("utf-8")
     entries = tomllib.loads(text)["blank"]
-    return repr([e for e in entries if e["name"].rpartition(".")[0] in modules])
+    return [e for e in entries if e["name"].rpartition(".")[0] in modules]
+
+
+def blanks_of(key):
+    return repr(entries_of(key))
+
+
+def small_tests_of(key):
+    """The small tests of the definitions of a chapter."""
+    every = small_tests(ROOT / "book" / "workbook" / "folder")
+    return repr([every.get(entry["name"]) for entry in entries_of(key)])
 
 
 TOOLS = ("tools/workkit/*.py", "tools/editions/workbook*.py", "book/workbook/folder/*")
-WORK = (*TOOLS, "book/{key}_*.ipynb#code", blanks_of)
+# The two programs that try all of the package: a chapter needs of them its own tests.
+OTHERS = ("!tools/workkit/trials.py", "!book/workbook/folder/small_tests.py")
+WORK = (*TOOLS, *OTHERS, "book/{key}_*.ipynb#code", blanks_of, small_tests_of)
 
 
 @pytest.mark.costly("workbook/{key}", *WORK)

@@ -52,7 +52,8 @@ class Proofs:
         """The hash of files, which patterns from the root name, and of some texts.
 
         `book/01.ipynb#code` is a chapter's code alone, `#run` its code and outputs;
-        `tests/book/test_faults.py#test_some_are_planted_alone` is a test with what it uses.
+        `tests/book/test_faults.py#test_some_are_planted_alone` is a test with what it uses;
+        `!tools/workkit/trials.py` leaves out a file, with what it alone leads to.
 
         Raises:
             FileNotFoundError: a pattern finds nothing.
@@ -65,16 +66,22 @@ class Proofs:
 
     def all(self, needs: Iterable[str]) -> set[tuple[str, str]]:
         """All that some files need: each file, with the part of it that counts."""
-        seen = {(pins, "") for pins in (PINS, MODEL) if (self.root / pins).is_file()}
-        for need in needs:
-            pattern, _, part = need.partition("#")
+        seen, left_out = set(), set()
+        for need in (
+            *(pins for pins in (PINS, MODEL) if (self.root / pins).is_file()),
+            *needs,
+        ):
+            pattern, _, part = need.removeprefix("!").partition("#")
             found = sorted(path for path in self.root.glob(pattern) if path.is_file())
             if not found:
                 raise FileNotFoundError(f"a proof depends on {pattern}, which is not there")
-            seen |= {(self.name(path), part) for path in found}
+            (left_out if need[0] == "!" else seen).update(
+                (self.name(x), part) for x in found
+            )
+        seen -= left_out
         ahead = [*seen]
         while ahead:
-            new = self.needed(*ahead.pop()) - seen
+            new = self.needed(*ahead.pop()) - seen - left_out
             seen |= new
             ahead += new
         return seen
@@ -175,7 +182,25 @@ def statements_of(path: Path) -> list[Statement]:
         body = getattr(node, "body", None)
         if isinstance(body, list) and len(body) > 1 and is_text(body[0]):
             del body[0]  # one that is all there is stays, as a body needs a statement
-    return [statement(one) for node in tree.body for one in one_by_one(node)]
+    made = [statement(one) for node in tree.body for one in one_by_one(node)]
+    for one in made:
+        one.imports[:] = [pair for taken in one.imports for pair in by_parts(tree, *taken)]
+    return made
+
+
+def by_parts(tree: ast.AST, module: str, name: str | None) -> list[tuple[str, str | None]]:
+    """Of `import package`, the names behind `package.` if it is used in no other way."""
+    if name is not None or "." in module:
+        return [(module, name)]
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == module]
+    parts = [
+        n.attr
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == module
+    ]
+    if len(parts) < len(uses) or not parts:
+        return [(module, None)]
+    return [(module, part) for part in sorted({*parts})]
 
 
 def one_by_one(node: ast.stmt) -> list[ast.stmt]:
