@@ -13,11 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from attnlib import KVCache, Llama, sample
 from attnlib.gguf import chat_words, gguf_tokenizer
 from attnlib.pretrained import order_memory
+
+
+def refuse(reason):
+    raise TemplateError(reason)
 
 
 class Conversation:
@@ -28,6 +33,7 @@ class Conversation:
         if template is None:
             raise ValueError(f"{path.name} has no chat template: it only continues texts")
         words = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        words.globals["raise_exception"] = refuse  # as templates call it
         self.template = words.from_string(template)
         self.tokenizer = gguf_tokenizer(path)
         self.model = Llama.from_pretrained(path)
@@ -108,7 +114,7 @@ def main():
             print("\n")
     except (KeyboardInterrupt, EOFError):
         print()
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError, TemplateError) as error:
         sys.exit(str(error))
 
 

@@ -84,6 +84,16 @@ def test_no_room_is_told(fresh):
         list(talk.answer("word " * 600, 5, likeliest))
 
 
+@REAL
+def test_what_a_template_refuses_is_told_in_a_sentence(monkeypatch, capsys, fresh):
+    talk, _ = fresh
+    refusing = "{{ raise_exception('roles must alternate') }}"
+    template = talk.template.environment.from_string(refusing)
+    monkeypatch.setattr(talk, "template", template)
+    monkeypatch.setitem(CHAT["main"].__globals__, "Conversation", lambda path, room: talk)
+    assert run(monkeypatch, capsys, ["Hi", ""]) == "roles must alternate"
+
+
 def run(monkeypatch, capsys, words, *given):
     """What the program prints, and the sentence that it ends with, if it does."""
     left = iter(words)

@@ -275,6 +275,21 @@ def test_everything_lies_where_the_inputs_lie(case, device):
         torch.testing.assert_close(back(ours), exact, rtol=1e-9, atol=1e-9)
 
 
+class Forgetful(ScaledDotProductAttention):
+    """One that makes numbers without saying where, as a person would."""
+
+    def attend(self, query, key, value, mask):
+        near = torch.arange(key.shape[-2])
+        output, weights = super().attend(query, key, value, mask)
+        return output + (weights * near).sum(dim=-1, keepdim=True), weights
+
+
+@pytest.mark.usefixtures("as_shipped")
+def test_what_is_made_elsewhere_is_noticed(device):
+    with pytest.raises(RuntimeError, match=r"two devices|same device"):
+        list(heads(Forgetful)(device[0]))
+
+
 @pytest.mark.usefixtures("as_shipped")
 def test_an_emptied_cache_serves_another_device(device):
     """Its memory is made anew where the next tokens lie."""

@@ -90,7 +90,7 @@ def test_of_a_package_counts_what_is_named(house, use):
 def test_what_is_left_out_counts_for_nothing(house):
     """Nor does what it alone leads to; neither named by a pattern, nor imported."""
     write_text(house / "tools" / "room" / "main.py", "from room import show\n\nshow\n")
-    needs = "tools/room/*.py", "!tools/room/show.py"
+    needs = "tools/room/*.py", "!tools/room/show.py", "tools/room/show.py#main"
     before = Proofs(house).key(needs), Proofs(house).key(needs[:1])
     write_text(house / "attnlib/two.py", "def two():\n    return 3\n")
     write_text(house / "tools/room/show.py", "import attnlib.two\n\nprint()\n")

@@ -1,7 +1,7 @@
 """What the tools share: chapters are read here, and written in one stable format.
 
-nbformat is imported where a notebook is read or written: it takes two seconds, and the
-programs of the workbook, which need a chapter's cells only, start in half of that.
+nbformat is imported where a notebook is read or written: its import takes two seconds, and
+the programs of the workbook, which need cells only, start without it.
 """
 
 from __future__ import annotations

@@ -38,10 +38,7 @@ class Equation:
 
 
 class Cell(dict):
-    """A cell as nbformat has it, which also knows what it is; any of it may be empty.
-
-    Not nbformat's own class: importing that takes two seconds, on each run of the workbook.
-    """
+    """A cell as nbformat has it, which also knows what it is; any of it may be empty."""
 
     def __getattr__(self, name: str) -> Any:
         try:

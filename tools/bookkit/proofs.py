@@ -20,7 +20,7 @@ import json
 import platform
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -66,25 +66,23 @@ class Proofs:
 
     def all(self, needs: Iterable[str]) -> set[tuple[str, str]]:
         """All that some files need: each file, with the part of it that counts."""
-        seen, left_out = set(), set()
-        for need in (
-            *(pins for pins in (PINS, MODEL) if (self.root / pins).is_file()),
-            *needs,
-        ):
-            pattern, _, part = need.removeprefix("!").partition("#")
-            found = sorted(path for path in self.root.glob(pattern) if path.is_file())
-            if not found:
-                raise FileNotFoundError(f"a proof depends on {pattern}, which is not there")
-            (left_out if need[0] == "!" else seen).update(
-                (self.name(x), part) for x in found
-            )
-        seen -= left_out
-        ahead = [*seen]
+        pins = [name for name in (PINS, MODEL) if (self.root / name).is_file()]
+        named = {need: self.matches(need.removeprefix("!")) for need in (*pins, *needs)}
+        left_out = {name for n in named if n[0] == "!" for name, _ in named[n]}
+        seen, ahead = set(), [pair for n in named if n[0] != "!" for pair in named[n]]
         while ahead:
-            new = self.needed(*ahead.pop()) - seen - left_out
-            seen |= new
-            ahead += new
+            pair = ahead.pop()
+            if pair not in seen and pair[0] not in left_out:
+                seen.add(pair)
+                ahead += self.needed(*pair)
         return seen
+
+    def matches(self, need: str) -> set[tuple[str, str]]:
+        pattern, _, part = need.partition("#")
+        found = {path for path in self.root.glob(pattern) if path.is_file()}
+        if not found:
+            raise FileNotFoundError(f"a proof depends on {pattern}, which is not there")
+        return {(self.name(path), part) for path in found}
 
     def name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -152,11 +150,13 @@ class Proofs:
         return None
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
+def imports(tree: ast.AST, parts: dict[str, set[str]]) -> Iterator[tuple[str, str | None]]:
     """The modules that code imports, each with a name that it takes of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            for alias in node.names:  # `import package`, of which parts may be used only
+                taken = parts.get(alias.name, {None}) if not alias.asname else {None}
+                yield from ((alias.name, part) for part in taken)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.module, alias.name) for alias in node.names)
 
@@ -182,25 +182,20 @@ def statements_of(path: Path) -> list[Statement]:
         body = getattr(node, "body", None)
         if isinstance(body, list) and len(body) > 1 and is_text(body[0]):
             del body[0]  # one that is all there is stays, as a body needs a statement
-    made = [statement(one) for node in tree.body for one in one_by_one(node)]
-    for one in made:
-        one.imports[:] = [pair for taken in one.imports for pair in by_parts(tree, *taken)]
-    return made
+    parts = parts_used(tree)
+    return [statement(one, parts) for node in tree.body for one in one_by_one(node)]
 
 
-def by_parts(tree: ast.AST, module: str, name: str | None) -> list[tuple[str, str | None]]:
-    """Of `import package`, the names behind `package.` if it is used in no other way."""
-    if name is not None or "." in module:
-        return [(module, name)]
-    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == module]
-    parts = [
-        n.attr
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == module
-    ]
-    if len(parts) < len(uses) or not parts:
-        return [(module, None)]
-    return [(module, part) for part in sorted({*parts})]
+def parts_used(tree: ast.AST) -> dict[str, set[str]]:
+    """For each name of which code uses parts only, as `name.part`: these parts."""
+    inside = [*ast.walk(tree)]
+    whole = Counter(node.id for node in inside if isinstance(node, ast.Name))
+    parts: dict[str, set[str]] = defaultdict(set)
+    for node in inside:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            parts[node.value.id].add(node.attr)
+            whole[node.value.id] -= 1
+    return {name: found for name, found in parts.items() if not whole[name]}
 
 
 def one_by_one(node: ast.stmt) -> list[ast.stmt]:
@@ -210,7 +205,7 @@ def one_by_one(node: ast.stmt) -> list[ast.stmt]:
     return [node]
 
 
-def statement(node: ast.stmt) -> Statement:
+def statement(node: ast.stmt, parts: dict[str, set[str]]) -> Statement:
     inside = [*ast.walk(node)]
     defines = names_defined(node)
     uses = {inner.id for inner in inside if isinstance(inner, ast.Name)}
@@ -222,7 +217,7 @@ def statement(node: ast.stmt) -> Statement:
     }
     auto = any(isinstance(n, ast.keyword) and n.arg == "autouse" for n in inside)
     always = auto or not defines or any(name.startswith("pytest") for name in defines)
-    return Statement(ast.dump(node), defines, uses, [*imports(node)], always)
+    return Statement(ast.dump(node), defines, uses, [*imports(node, parts)], always)
 
 
 def names_defined(node: ast.stmt) -> set[str]:

@@ -10,6 +10,7 @@ import signal
 import symtable
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -59,7 +60,9 @@ class Stage:
         """
         sources = {**dict(enumerate(self.sources)), **changes}
         modules = {n for n, x in vars(self.module).items() if isinstance(x, ModuleType)}
-        called = dict(pair for source in self.sources[:first] for pair in defined(source))
+        called = defaultdict(set)  # a class may have gone on in several cells
+        for name, reads in (pair for s in self.sources[:first] for pair in defined(s)):
+            called[name] |= reads
         cells, names = {target, *(i for i in force if i < target)}, set()
         while True:
             more = names.union(*(used(sources[i]) for i in cells)) - modules
