@@ -14,7 +14,8 @@ from bookkit.chapters import read_chapters
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = 2000  # of a path, half an hour
 CHAPTERS = {c.key: c for c in read_chapters(ROOT) if not c.is_appendix}
-IN_FORM = ("01", "02", "03", "04", "05", "06", "07", "08", "09")
+IN_FORM = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "17", "21", "22")
+# The others have no Further yet.
 in_form = pytest.mark.parametrize("key", IN_FORM)
 
 BUILT, EXERCISES, FURTHER = "\n## What we built", "\n## Exercises", "\n## Further"
@@ -118,7 +119,37 @@ def test_what_a_path_needs_is_seen():
     assert needed({"01": first, "02": again}, "02") == set()
 
 
+def ways():
+    """The ways through of the home page: minutes, and keys of their chapters."""
+    text = (ROOT / "book" / "intro.md").read_text(encoding="utf-8")
+    text = text.partition("## Three ways through\n")[2].partition("\n## ")[0]
+    for line in re.findall(r"^- \*\*(.+)$", text, re.MULTILINE):
+        yield int(re.search(r"(\d+) minutes", line)[1]), re.findall(r"\((\d\d)_", line)
+
+
+def allowed_and_needed(key):
+    """The minutes that a chapter allows for its path, and the chapters that it needs."""
+    prose = CHAPTERS[key].prose
+    needs = re.search(r"\*You need\* (.*?)\. \*You will", prose)[1].partition(";")[0]
+    spans = re.findall(r"\b(\d+)(?: to (\d+))?", re.sub(r"\$.*?\$", "", needs))
+    found = {f"{n:02}" for a, b in spans for n in range(int(a), int(b or a) + 1)}
+    return int(re.search(r"\*Allow\* (\d+) minutes", prose)[1]), found - {key}
+
+
+def test_a_way_through_has_all_that_it_needs():
+    (core_minutes, core), *others = ways()
+    assert len(others) == 2 and set(core) <= set(IN_FORM)
+    for minutes, keys in ((core_minutes, core), *others):
+        told = [allowed_and_needed(key) for key in keys]
+        assert minutes == sum(allowed for allowed, _ in told)
+        before = set() if keys is core else set(core)
+        for place, (_, needs) in enumerate(told):
+            assert needs - before <= set(keys[:place])
+
+
 def test_what_is_not_read_in_passing_is_not_counted():
-    aside = "<details>\na b\n</details>\n\n$$\nx\n$$ (eq-x)\n\n<!-- a | b | c -->\n| a | b |"
+    aside = (
+        "<details>\na b\n</details>\n\n$$\nx\n$$ (eq-x)\n\n<!-- a | b | c -->\n| a | b |"
+    )
     assert count_words(aside) == 0
     assert count_words("The weight $p_1 = 2$ of {eq}`eq-x` isn't 3.") == 7
