@@ -14,23 +14,7 @@ from bookkit.chapters import read_chapters
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = 2000  # of a path, half an hour
 CHAPTERS = {c.key: c for c in read_chapters(ROOT) if not c.is_appendix}
-IN_FORM = (
-    "01",
-    "02",
-    "03",
-    "04",
-    "05",
-    "06",
-    "07",
-    "08",
-    "09",
-    "17",
-    "19",
-    "20",
-    "21",
-    "22",
-)
-# The others have no Further yet.
+IN_FORM = "01 02 03 04 05 06 07 08 09 13 17 18 19 20 21 22".split()  # the others follow
 in_form = pytest.mark.parametrize("key", IN_FORM)
 
 BUILT, EXERCISES, FURTHER = "\n## What we built", "\n## Exercises", "\n## Further"
