@@ -14,7 +14,8 @@ from bookkit.chapters import read_chapters
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = 2000  # of a path, half an hour
 CHAPTERS = {c.key: c for c in read_chapters(ROOT) if not c.is_appendix}
-IN_FORM = "01 02 03 04 05 06 07 08 09 13 17 18 19 20 21 22".split()  # the others follow
+NOT_YET = {"10", "11", "12", "14", "15", "16", "23", "24", "25"}
+IN_FORM = [key for key in CHAPTERS if key not in NOT_YET]
 in_form = pytest.mark.parametrize("key", IN_FORM)
 
 BUILT, EXERCISES, FURTHER = "\n## What we built", "\n## Exercises", "\n## Further"
