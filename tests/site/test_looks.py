@@ -11,6 +11,8 @@ from sphinx_ext import narrow
 
 MAX_PAGE_BYTES = 500_000  # without MathJax
 PATIENCE = 15_000  # milliseconds, on a busy machine
+SITTING = 19  # screens of 1440 × 1000, at most, before *What we built*
+IN_FORM = [page for page in CHAPTERS if "\n## Further" in BY_NAME[page].prose]
 each_origin = pytest.mark.parametrize("origin", ["served", "file"])
 
 
@@ -247,6 +249,15 @@ def test_page(readers, site, page):
             check_length_and_marks(reader.page, page)  # with the solutions closed
             check_solutions_open(reader, page)
         check_weight(reader, site)
+
+
+@pytest.mark.costly("path/{page}", *FRAME, source_of)
+@pytest.mark.parametrize("page", IN_FORM)
+def test_a_path_is_read_in_one_sitting(readers, page):
+    reader = readers["served"]
+    reader.open(f"{page}.html")
+    end = reader.page.locator("h2", has_text="What we built").bounding_box()["y"]
+    assert end / 1000 <= SITTING, "screens of 1440 × 1000"
 
 
 @each_origin

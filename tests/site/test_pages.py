@@ -154,6 +154,20 @@ def test_four_doors(site):
     assert told == ["Start reading", "Run it", "Use it", "Write it"]
 
 
+@pytest.mark.parametrize("page", ["index", "02_self_attention", "engineers"])
+def test_the_contents_mark_the_core(site, page):
+    def of_chapters(links):
+        return {link["href"][:2] for link in links}
+
+    home = BeautifulSoup((site / "index.html").read_text("utf-8"), "html.parser")
+    (core,) = (li for li in home.select(".doors li") if "The core" in li.get_text())
+    contents = BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")
+    marked = of_chapters(contents.select(".contents a.core"))
+    listed = of_chapters(core.select("a"))
+    assert len(listed) == 9
+    assert marked == listed ^ ({"02", "#"} if page.startswith("02") else set())
+
+
 def test_the_page_of_the_package_lists_every_public_name(site):
     page = BeautifulSoup((site / "api.html").read_text("utf-8"), "html.parser")
     rows = [row.find_all("td") for row in page.select("table.names tbody tr")]

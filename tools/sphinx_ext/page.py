@@ -55,7 +55,10 @@ def tell(
     """Give the templates what they need."""
     published = context["published"] = app.config.published
     toctree = context["toctree"]
-    context["toctree"] = lambda **options: accessible(toctree(**options))
+    home = Path(app.env.doc2path(app.config.root_doc)).read_text(encoding="utf-8")
+    context["toctree"] = lambda **options: with_core(
+        accessible(toctree(**options)), home, page
+    )
     context["body"] = with_jumps(accessible(context.get("body", "")), context)
     context["description"] = description(doctree)
     if published:
@@ -76,6 +79,15 @@ def with_jumps(body: str, context: dict[str, Any]) -> str:
     else:
         return body
     return body.replace("</h1>", f"</h1>{jumps}", 1)
+
+
+def with_core(contents: str, home: str, page: str) -> str:
+    """The contents with the chapters marked that the home page lists as the core."""
+    line = re.search(r"^- \*\*The core\*\*.*$", home, re.MULTILINE)
+    for name in re.findall(r"\((\w+)\.ipynb\)", line[0] if line else ""):
+        link = ' href="#">' if name == page else f' href="{name}.html">'
+        contents = contents.replace(f'"{link}', f' core"{link}', 1)
+    return contents
 
 
 def page_address(app: Sphinx, page: str) -> str:

@@ -1,0 +1,155 @@
+"""One sitting: what comes before *What we built* is one path, and stands by itself.
+
+What is behind the exercises, in *Further*, nobody needs who has not been told so: names,
+which is shown by running a chapter from its top, numbered equations, and terms.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bookkit.chapters import read_chapters
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = 2000  # of a path, half an hour
+CHAPTERS = {c.key: c for c in read_chapters(ROOT) if not c.is_appendix}
+NOT_YET = {"10", "11", "12", "14", "15", "24", "25"}
+IN_FORM = [key for key in CHAPTERS if key not in NOT_YET]
+in_form = pytest.mark.parametrize("key", IN_FORM)
+
+BUILT, EXERCISES, FURTHER = "\n## What we built", "\n## Exercises", "\n## Further"
+# What is not read in passing: folded answers, comments, formulas on their own, tables.
+ASIDE = re.compile(
+    r"<details>.*?</details>|<!--.*?-->|^\$\$.*?\$\$.*?$|^[:|].*?$",
+    re.DOTALL | re.MULTILINE,
+)
+INLINE = re.compile(r"\$[^$]+\$|\{[a-z:]+\}`[^`]*`")  # each reads as one word
+EMPHASIS = re.compile(r"(?<![*\w])\*([^*\n]+)\*(?![*\w])")
+
+
+def parts_of(prose):
+    """The path, what comes between, and what is behind the exercises."""
+    path, built, rest = prose.partition(BUILT)
+    between, further, behind = rest.partition(FURTHER)
+    return path, built + between, further + behind
+
+
+def count_words(text):
+    return len(re.findall(r"[\w'’-]*\w", INLINE.sub("x", ASIDE.sub("", text))))
+
+
+def terms():
+    text = (ROOT / "book" / "glossary.md").read_text(encoding="utf-8")
+    return re.findall(r"^(?! |```|#)(\S.*)$", text, re.MULTILINE)
+
+
+def labels_in(text):
+    return set(re.findall(r"^\$\$ \((eq-[\w-]+)\)", text, re.MULTILINE))
+
+
+def terms_in(text, known):
+    """The terms that are introduced here, in italics."""
+    marked = {found.lower() for found in EMPHASIS.findall(text)}
+    return {term for term in known if term.lower() in marked}
+
+
+def silent(text, labels, known):
+    """What a path takes from behind without a word of it, in the paragraph that does."""
+    found = set()
+    for paragraph in text.split("\n\n"):
+        if "urther" in paragraph:
+            continue
+        found |= {label for label in labels if f"{{eq}}`{label}`" in paragraph}
+        words = INLINE.sub("x", ASIDE.sub("", paragraph))
+        found |= {t for t in known if re.search(rf"\b{re.escape(t)}s?\b", words, re.I)}
+    return found
+
+
+def needed(chapters, key):
+    """What the path of a chapter takes from behind any exercises, its own or others'."""
+    known, labels, told, behind = terms(), set(), set(), set()
+    for chapter in chapters.values():
+        path, _, further = parts_of(chapter)
+        labels |= labels_in(further)
+    for name, chapter in chapters.items():  # in their order: a term may be told again
+        path, _, further = parts_of(chapter)
+        told |= terms_in(path, known)
+        behind = (behind | terms_in(further, known)) - told
+        if name == key:
+            return silent(path, labels, behind)
+    raise KeyError(key)
+
+
+@in_form
+def test_a_chapter_has_its_order(key):
+    headings = re.findall(r"^## (.+)$", CHAPTERS[key].prose, re.MULTILINE)
+    assert headings[-3:] == ["What we built", "Exercises", "Further"]
+
+
+@in_form
+def test_a_path_has_few_words(key):
+    assert count_words(parts_of(CHAPTERS[key].prose)[0]) <= WORDS
+
+
+@in_form
+def test_each_section_behind_is_named_before(key):
+    """It begins with a question, and *What we built* leads to a cell or figure of it."""
+    chapter = CHAPTERS[key]
+    _, between, further = parts_of(chapter.prose)
+    sections = re.split(r"^### ", further, flags=re.MULTILINE)[1:]
+    assert sections and all(s.partition("\n")[0].endswith("?") for s in sections)
+    assert "*Further*, behind the exercises" in between
+
+
+@in_form
+def test_a_path_needs_nothing_from_behind(key):
+    prose = {name: chapter.prose for name, chapter in CHAPTERS.items()}
+    assert needed(prose, key) == set()
+
+
+def test_what_a_path_needs_is_seen():
+    first = "# One\n\nOf *masks*.\n\n## What we built\n\n## Exercises\n\n## Further\n\n"
+    first += "A *softmax*, and\n\n$$\nx\n$$ (eq-x)\n"
+    cites = "# Two\n\nBy {eq}`eq-x` a softmax grows.\n\n## What we built\n"
+    named = "# Two\n\nBy {eq}`eq-x` (further) a softmax grows.\n\n## What we built\n"
+    again = "# Two\n\nA *softmax* grows.\n\n## What we built\n"
+    assert needed({"01": first, "02": cites}, "02") == {"eq-x", "softmax"}
+    assert needed({"01": first, "02": named}, "02") == set()
+    assert needed({"01": first, "02": again}, "02") == set()
+
+
+def ways():
+    """The ways through of the home page: minutes, and keys of their chapters."""
+    text = (ROOT / "book" / "intro.md").read_text(encoding="utf-8")
+    text = text.partition("## Three ways through\n")[2].partition("\n## ")[0]
+    for line in re.findall(r"^- \*\*(.+)$", text, re.MULTILINE):
+        yield int(re.search(r"(\d+) minutes", line)[1]), re.findall(r"\((\d\d)_", line)
+
+
+def allowed_and_needed(key):
+    """The minutes that a chapter allows for its path, and the chapters that it needs."""
+    prose = CHAPTERS[key].prose
+    needs = re.search(r"\*You need\* (.*?)\. \*You will", prose)[1].partition(";")[0]
+    spans = re.findall(r"\b(\d+)(?: to (\d+))?", re.sub(r"\$.*?\$", "", needs))
+    found = {f"{n:02}" for a, b in spans for n in range(int(a), int(b or a) + 1)}
+    return int(re.search(r"\*Allow\* (\d+) minutes", prose)[1]), found - {key}
+
+
+def test_a_way_through_has_all_that_it_needs():
+    (core_minutes, core), *others = ways()
+    assert len(others) == 2 and set(core) <= set(IN_FORM)
+    for minutes, keys in ((core_minutes, core), *others):
+        told = [allowed_and_needed(key) for key in keys]
+        assert minutes == sum(allowed for allowed, _ in told)
+        before = set() if keys is core else set(core)
+        for place, (_, needs) in enumerate(told):
+            assert needs - before <= set(keys[:place])
+
+
+def test_what_is_not_read_in_passing_is_not_counted():
+    aside = (
+        "<details>\na b\n</details>\n\n$$\nx\n$$ (eq-x)\n\n<!-- a | b | c -->\n| a | b |"
+    )
+    assert count_words(aside) == 0
+    assert count_words("The weight $p_1 = 2$ of {eq}`eq-x` isn't 3.") == 7
