@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from bookkit.chapters import read_chapters
 
@@ -18,7 +19,7 @@ NOT_YET = {"10", "11", "12", "14", "15", "24", "25"}
 IN_FORM = [key for key in CHAPTERS if key not in NOT_YET]
 in_form = pytest.mark.parametrize("key", IN_FORM)
 
-BUILT, EXERCISES, FURTHER = "\n## What we built", "\n## Exercises", "\n## Further"
+BUILT, FURTHER = "\n## What we built", "\n## Further"
 # What is not read in passing: folded answers, comments, formulas on their own, tables.
 ASIDE = re.compile(
     r"<details>.*?</details>|<!--.*?-->|^\$\$.*?\$\$.*?$|^[:|].*?$",
@@ -70,8 +71,7 @@ def needed(chapters, key):
     """What the path of a chapter takes from behind any exercises, its own or others'."""
     known, labels, told, behind = terms(), set(), set(), set()
     for chapter in chapters.values():
-        path, _, further = parts_of(chapter)
-        labels |= labels_in(further)
+        labels |= labels_in(parts_of(chapter)[2])
     for name, chapter in chapters.items():  # in their order: a term may be told again
         path, _, further = parts_of(chapter)
         told |= terms_in(path, known)
@@ -92,14 +92,39 @@ def test_a_path_has_few_words(key):
     assert count_words(parts_of(CHAPTERS[key].prose)[0]) <= WORDS
 
 
+def unnamed(cells, key):
+    """The sections of Further that are no question, or that *What we built* leaves out.
+
+    It leads to a section by a link to a cell of code, a figure or an equation there.
+    """
+    heading, anchors, built = "", {}, ""
+    for cell in cells:
+        for text in re.split(r"^(?=##)", cell.source, flags=re.MULTILINE):
+            if cell.cell_type == "markdown" and text.startswith("##"):
+                heading = text.partition("\n")[0]
+            if heading == BUILT.strip():
+                built += text
+            if heading == FURTHER.strip() or (heading.startswith("### ") and anchors):
+                anchors.setdefault(heading, []).extend(labels_in(text))
+                figure = cell.metadata.get("mystnb", {}).get("figure", {}).get("name", "")
+                anchors[heading] += [figure, f"cell-{key}-{cell.id}"]
+    del anchors[FURTHER.strip()]
+    led = set(re.findall(r"<([\w-]+)>`|\{eq\}`([\w-]+)`", built))
+    led = {anchor for pair in led for anchor in pair if anchor}
+    return [h for h, found in anchors.items() if h[-1] != "?" or not led & set(found)]
+
+
 @in_form
-def test_each_section_behind_is_named_before(key):
-    """It begins with a question, and *What we built* leads to a cell or figure of it."""
-    chapter = CHAPTERS[key]
-    _, between, further = parts_of(chapter.prose)
-    sections = re.split(r"^### ", further, flags=re.MULTILINE)[1:]
-    assert sections and all(s.partition("\n")[0].endswith("?") for s in sections)
-    assert "*Further*, behind the exercises" in between
+def test_each_section_behind_is_a_question_and_named_before(key):
+    assert unnamed(CHAPTERS[key].cells, key) == []
+
+
+def test_a_section_that_is_not_named_is_seen():
+    texts = ("## What we built\n\n{ref}`why <cell-01-a>`", "## Further\n\n### Why?")
+    cells = [new_markdown_cell(text) for text in texts]
+    cells += [new_code_cell("1", id="a"), new_markdown_cell("### How?")]
+    cells += [new_code_cell("2", id="b"), new_markdown_cell("### So")]
+    assert unnamed(cells, "01") == ["### How?", "### So"]
 
 
 @in_form
@@ -136,15 +161,22 @@ def allowed_and_needed(key):
     return int(re.search(r"\*Allow\* (\d+) minutes", prose)[1]), found - {key}
 
 
+def lacking(keys, before):
+    """What the chapters of a way need that does not stand before them."""
+    needs = [
+        allowed_and_needed(key)[1] - {*before, *keys[:i]} for i, key in enumerate(keys)
+    ]
+    return set().union(*needs)
+
+
 def test_a_way_through_has_all_that_it_needs():
     (core_minutes, core), *others = ways()
     assert len(others) == 2 and set(core) <= set(IN_FORM)
+    assert lacking(core, []) == set()
+    assert lacking(["18", "10"], core) == {"10", "13", "16"}, "a way with holes"
     for minutes, keys in ((core_minutes, core), *others):
-        told = [allowed_and_needed(key) for key in keys]
-        assert minutes == sum(allowed for allowed, _ in told)
-        before = set() if keys is core else set(core)
-        for place, (_, needs) in enumerate(told):
-            assert needs - before <= set(keys[:place])
+        assert minutes == sum(allowed_and_needed(key)[0] for key in keys)
+        assert lacking(keys, core) == set()
 
 
 def test_what_is_not_read_in_passing_is_not_counted():
