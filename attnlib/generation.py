@@ -33,9 +33,9 @@ def sample(
         temperature: at least 0; 0 means the likeliest token.
         top_k: how many of the likeliest tokens may be drawn; `None` means all.
         top_p: the probability that those have together which may be drawn, above 0 and at
-            most 1, see `keep_mass`; after `top_k`.
+            most 1, see `attnlib.logits`; after `top_k`.
         min_p: the least probability of a token that may be drawn, as a part of that of the
-            likeliest, between 0 and 1, see `keep_near`; after `top_p`.
+            likeliest, between 0 and 1; after `top_p`.
         generator: the source of randomness, `None` means PyTorch's own; or a list with one
             for each sequence, whose token then does not depend on the others'.
 
@@ -45,7 +45,7 @@ def sample(
             temperature below 0, top_k below 1, top_p or min_p out of range; or another
             number of generators than of sequences.
 
-    Source: chapter 9, eq-temperature, eq-top-p, eq-min-p.
+    Source: chapter 9, eq-temperature; chapter 17, eq-top-p, eq-min-p.
     """
     logits, temperature = require_drawable(logits, temperature, top_k, top_p, min_p)
     if temperature == 0:
@@ -56,10 +56,10 @@ def sample(
         logits = forbidden.scatter(-1, kept.indices, kept.values)
     logits = logits - logits.amax(dim=-1, keepdim=True)  # so that no quotient overflows
     logits = logits / temperature
-    if top_p is not None:
-        logits = keep_mass(logits, top_p)
-    if min_p is not None:
-        logits = keep_near(logits, min_p)
+    if top_p is not None or min_p is not None:
+        from attnlib.logits import keep_likely  # chapter 17, which comes later
+
+        logits = keep_likely(logits, top_p, min_p)
     return throw(torch.softmax(logits, dim=-1), generator)
 
 
@@ -172,77 +172,6 @@ def require_number(name: str, value: float) -> float:
     return value
 
 
-def stream(
-    model: nn.Module,
-    ids: Int[Tensor, "*batch tokens"],
-    length: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float = 1.0,
-    generator: Dice = None,
-    cache: bool | Sequence[CacheLike] = True,
-    padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
-    stop: Sequence[int] = (),
-) -> Iterator[Int[Tensor, "*batch"]]:
-    """Yields what a model writes, token by token, as soon as each is drawn.
-
-    Without a cache, where the text has become longer than context_length, only its end is
-    seen. Call `eval()` first if the model has dropout. The model runs in PyTorch's
-    inference mode, or in `no_grad` if a parameter is of a type of its own, as a sharded one
-    is: what a hook keeps can be learned from after `clone()`.
-
-    Args:
-        model: a `LanguageModel`.
-        ids: the start, (n,) or (batch, n), at least one token.
-        length: the most tokens to draw, at least 0, each by `sample`.
-        temperature, top_k, top_p, min_p, generator: see `sample`.
-        repetition_penalty: what makes tokens of the text less likely, above 0; 1 changes
-            nothing, see `penalize`.
-        cache: whether to keep keys and values, so that each step computes one token: the
-            same tokens in less time. Or the caches themselves, one for each block; what
-            they hold must be the beginning of ids, and is not computed again.
-        padding: how many columns at the front of each sequence, (batch,), hold no token, so
-            that sequences of a batch may differ in length.
-        stop: the tokens that end a text, as ids; none by default. A sequence that has ended
-            is computed no longer, unless caches were given: they keep all sequences.
-
-    Yields:
-        The next token of each sequence, shape () or (batch,): of one that has ended, again
-        the token that ended it. Nothing more when all have ended.
-
-    Raises:
-        TypeError, ValueError: at once, and not at the first token: see `forward` of the
-            model and `sample`; a length below 0; no token to start from; a token of stop
-            that is outside the vocabulary, or sharded parameters, whose ranks have to take
-            equally many steps; or with a cache, more tokens than context_length or the
-            caches have room for.
-
-    Source: chapter 9, eq-next-token, eq-temperature; chapter 17.
-    """
-    if not hasattr(model, "start_writing"):
-        raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
-    own = isinstance(cache, bool)
-    cache, padding = model.start_writing(ids, length, cache, padding)
-    limits = temperature, top_k, top_p, min_p
-    require_limits(*limits)
-    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
-        got = f"above 0 and finite, got {repetition_penalty}"
-        raise ValueError(f"repetition_penalty: expected a number {got}")
-    require_dice(generator, ids.shape[:-1])
-    each = not (generator is None or isinstance(generator, torch.Generator))
-
-    def draw(logits, ids, padding, rows):
-        if repetition_penalty != 1:
-            logits = penalize(logits, ids, repetition_penalty, padding)
-        own_dice = [generator[i] for i in rows] if each and ids.dim() == 2 else generator
-        return sample(logits, *limits, own_dice)
-
-    ends = ends_of(stop, model, ids)
-    return write_on(model, ids, length, draw, cache, padding, ends, own)
-
-
 def write_on(
     model: nn.Module,
     ids: Int[Tensor, "*batch tokens"],
@@ -283,6 +212,79 @@ def write_on(
                 held.select(left)
 
 
+def stream(
+    model: nn.Module,
+    ids: Int[Tensor, "*batch tokens"],
+    length: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    generator: Dice = None,
+    cache: bool | Sequence[CacheLike] = True,
+    padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    stop: Sequence[int] = (),
+) -> Iterator[Int[Tensor, "*batch"]]:
+    """Yields what a model writes, token by token, as soon as each is drawn.
+
+    Without a cache, where the text has become longer than context_length, only its end is
+    seen. Call `eval()` first if the model has dropout. The model runs in PyTorch's
+    inference mode, or in `no_grad` if a parameter is of a type of its own, as a sharded one
+    is: what a hook keeps can be learned from after `clone()`.
+
+    Args:
+        model: a `LanguageModel`.
+        ids: the start, (n,) or (batch, n), at least one token.
+        length: the most tokens to draw, at least 0, each by `sample`.
+        temperature, top_k, top_p, min_p, generator: see `sample`.
+        repetition_penalty: what makes tokens of the text less likely, above 0; 1 changes
+            nothing, see `attnlib.logits.penalize`.
+        cache: whether to keep keys and values, so that each step computes one token: the
+            same tokens in less time. Or the caches themselves, one for each block; what
+            they hold must be the beginning of ids, and is not computed again.
+        padding: how many columns at the front of each sequence, (batch,), hold no token, so
+            that sequences of a batch may differ in length.
+        stop: the tokens that end a text, as ids; none by default. A sequence that has ended
+            is computed no longer, unless caches were given: they keep all sequences.
+
+    Yields:
+        The next token of each sequence, shape () or (batch,): of one that has ended, again
+        the token that ended it. Nothing more when all have ended.
+
+    Raises:
+        TypeError, ValueError: at once, and not at the first token: see `forward` of the
+            model and `sample`; a length below 0; no token to start from; a token of stop
+            that is outside the vocabulary, or sharded parameters, whose ranks have to take
+            equally many steps; or with a cache, more tokens than context_length or the
+            caches have room for.
+
+    Source: chapter 9, eq-next-token, eq-temperature; chapter 17.
+    """
+    if not hasattr(model, "start_writing"):
+        raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
+    own = isinstance(cache, bool)
+    cache, padding = model.start_writing(ids, length, cache, padding)
+    limits = temperature, top_k, top_p, min_p
+    require_limits(*limits)
+    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
+        got = f"above 0 and finite, got {repetition_penalty}"
+        raise ValueError(f"repetition_penalty: expected a number {got}")
+    require_dice(generator, ids.shape[:-1])
+    each = not (generator is None or isinstance(generator, torch.Generator))
+
+    def draw(logits, ids, padding, rows):
+        if repetition_penalty != 1:
+            from attnlib.logits import penalize  # chapter 17, which comes later
+
+            logits = penalize(logits, ids, repetition_penalty, padding)
+        own_dice = [generator[i] for i in rows] if each and ids.dim() == 2 else generator
+        return sample(logits, *limits, own_dice)
+
+    ends = ends_of(stop, model, ids)
+    return write_on(model, ids, length, draw, cache, padding, ends, own)
+
+
 def ends_of(
     stop: Sequence[int], model: nn.Module, ids: Int[Tensor, "*batch tokens"]
 ) -> Int[Tensor, " ends"]:
@@ -303,56 +305,3 @@ def ends_of(
             "take equally many steps"
         )
     return torch.tensor(stop, dtype=ids.dtype, device=ids.device)
-
-
-def keep_mass(
-    logits: Float[Tensor, "*batch vocab_size"], mass: float
-) -> Float[Tensor, "*batch vocab_size"]:
-    """Forbids all but the fewest of the likeliest tokens whose probabilities reach `mass`.
-
-    Source: chapter 9, eq-top-p; Holtzman et al. (2020).
-    """
-    if mass == 1:  # a sum of rounded numbers may reach 1 before its end
-        return logits
-    chance, order = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
-    kept = chance.cumsum(dim=-1) - chance < mass  # what those before it have together
-    kept = torch.zeros_like(kept).scatter(-1, order, kept)
-    return logits.masked_fill(~kept, -math.inf)
-
-
-def keep_near(
-    logits: Float[Tensor, "*batch vocab_size"], least: float
-) -> Float[Tensor, "*batch vocab_size"]:
-    """Forbids tokens with less than the part `least` of the likeliest one's probability.
-
-    Source: chapter 9, eq-min-p; Nguyen et al. (2025).
-    """
-    if least == 0:
-        return logits
-    lowest = logits.amax(dim=-1, keepdim=True) + math.log(least)
-    return logits.masked_fill(logits < lowest, -math.inf)
-
-
-def penalize(
-    logits: Float[Tensor, "*batch vocab_size"],
-    ids: Int[Tensor, "*batch tokens"],
-    penalty: float,
-    padding: Int[Tensor, " batch"] | None = None,
-) -> Float[Tensor, "*batch vocab_size"]:
-    """Makes the tokens of a text less likely to come again, however often they are in it.
-
-    Args:
-        logits: shape (vocab_size,) or (batch, vocab_size).
-        ids: the text so far, (n,) or (batch, n).
-        penalty: above 0; above 1 makes them less likely, below 1 likelier.
-        padding: how many columns at the front of each sequence hold no token.
-
-    Source: chapter 9, eq-repetition-penalty; Keskar et al. (2019).
-    """
-    ids = ids.long()
-    if padding is not None:  # count the last token again in place of what is none
-        columns = torch.arange(ids.shape[-1], device=ids.device)
-        ids = torch.where(columns < padding[:, None], ids[:, -1:], ids)
-    seen = logits.gather(-1, ids)
-    seen = torch.where(seen > 0, seen / penalty, seen * penalty)
-    return logits.scatter(-1, ids, seen)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlib import KVCache, LanguageModel, sample, stream
-from attnlib.generation import keep_mass, keep_near, penalize
+from attnlib.logits import keep_mass, keep_near, penalize
 
 WORDS = 11
 IDS = torch.tensor([[3, 1, 4], [1, 5, 9], [2, 6, 5]])

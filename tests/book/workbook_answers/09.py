@@ -64,32 +64,6 @@ def write_on(model, ids, length, draw, cache, padding, ends, own):
             return
 
 
-# generation.keep_mass
-def keep_mass(logits, mass):
-    chance = logits.softmax(dim=-1)
-    ahead = (chance[..., None, :] > chance[..., None]).to(chance.dtype)  # before each
-    before = (ahead * chance[..., None, :]).sum(dim=-1)
-    return logits.masked_fill((before >= mass) & (mass < 1), float("-inf"))
-
-
-# generation.keep_near
-def keep_near(logits, least):
-    chance = logits.softmax(dim=-1)
-    low = chance < least * chance.max(dim=-1, keepdim=True).values
-    return logits.masked_fill(low, float("-inf"))
-
-
-# generation.penalize
-def penalize(logits, ids, penalty, padding=None):
-    logits = logits.clone()
-    for row in range(len(ids)) if ids.dim() == 2 else [...]:
-        first = 0 if padding is None or row is ... else int(padding[row])
-        for word in set(ids[row][first:].tolist()):
-            factor = 1 / penalty if logits[row][word] > 0 else penalty
-            logits[row][word] *= factor
-    return logits
-
-
 # transformer.sinusoidal_positions
 import math
 
