@@ -33,7 +33,7 @@ def sample(
         temperature: at least 0; 0 means the likeliest token.
         top_k: how many of the likeliest tokens may be drawn; `None` means all.
         top_p: the probability that those have together which may be drawn, above 0 and at
-            most 1, see `attnlib.logits`; after `top_k`.
+            most 1, see chapter 17; after `top_k`.
         min_p: the least probability of a token that may be drawn, as a part of that of the
             likeliest, between 0 and 1; after `top_p`.
         generator: the source of randomness, `None` means PyTorch's own; or a list with one
@@ -239,7 +239,7 @@ def stream(
         length: the most tokens to draw, at least 0, each by `sample`.
         temperature, top_k, top_p, min_p, generator: see `sample`.
         repetition_penalty: what makes tokens of the text less likely, above 0; 1 changes
-            nothing, see `attnlib.logits.penalize`.
+            nothing, see chapter 17.
         cache: whether to keep keys and values, so that each step computes one token: the
             same tokens in less time. Or the caches themselves, one for each block; what
             they hold must be the beginning of ids, and is not computed again.
