@@ -19,7 +19,7 @@ from attnlib.flash_triton import (
 )
 from attnlib.fused import fused_attention
 from attnlib.gated_feed_forward import GatedFeedForward
-from attnlib.generation import sample
+from attnlib.generation import sample, stream
 from attnlib.gpt2 import GPT2
 from attnlib.latent import LatentAttention
 from attnlib.layer_norm import LayerNorm
@@ -87,6 +87,7 @@ __all__ = [
     "TransformerBlock",
     "sample",
     "sinusoidal_positions",
+    "stream",
     # Chapters 10 to 12: backward, by hand
     "backprop",
     # Chapter 13: online softmax

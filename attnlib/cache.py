@@ -6,7 +6,7 @@ Derived in chapter 17, "A cache" (book/17_cache.ipynb), and in chapter 18, "Fewe
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnlib.checks import refuse_bad_append, require_count
@@ -81,6 +81,22 @@ class KVCache:
         """
         self.length = require_count("length", length, least=0, most=self.length)
 
+    def select(self, rows: Int[Tensor, " chosen"]) -> None:
+        """Keeps these sequences of the batch, in this order; one may be there twice.
+
+        Args:
+            rows: their numbers, counted from 0, each below the number of sequences.
+
+        Raises:
+            IndexError: no such sequence (raised by PyTorch).
+            TypeError: rows is no tensor of integers.
+            ValueError: rows has another shape, or the cache has tokens without a batch.
+        """
+        require_rows(rows, self.keys)
+        if self.keys is not None:
+            with torch.inference_mode(False):  # see room_for
+                self.keys, self.values = self.keys[rows], self.values[rows]
+
     def __repr__(self) -> str:
         return f"KVCache(capacity={self.capacity}), {self.length} tokens"
 
@@ -102,6 +118,25 @@ def room_for(
         return old
     with torch.inference_mode(False):  # or it could be written in that mode only
         return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def require_rows(rows: Int[Tensor, " chosen"], held: Tensor | None) -> None:
+    """Refuses what does not say which sequences of (batch, heads, tokens, d) to keep.
+
+    Raises:
+        TypeError, ValueError: see `KVCache.select`.
+
+    Source: chapter 17.
+    """
+    whole = isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64)
+    if not whole:
+        got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
+        raise TypeError(f"rows: expected a tensor of integers, got {got}")
+    if rows.dim() != 1:
+        raise ValueError(f"rows: expected one dimension, got shape {tuple(rows.shape)}")
+    if held is not None and held.dim() < 4:
+        shape = tuple(held.shape)
+        raise ValueError(f"rows: expected a cache of a batch, got one of shape {shape}")
 
 
 class WindowCache:

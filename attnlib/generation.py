@@ -1,24 +1,30 @@
 # Made from book/09_transformer.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""Writing: one token drawn from the logits of a model.
+"""Writing: tokens drawn from the logits of a model, one after the other.
 
 Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnlib.checks import require_sizes
+from attnlib.checks import CacheLike, require_count, require_sizes
+
+# The source of randomness: one, or one for each sequence, or PyTorch's own.
+Dice = torch.Generator | Sequence[torch.Generator] | None
 
 
 def sample(
     logits: Float[Tensor, "*batch vocab_size"],
     temperature: float = 1.0,
     top_k: int | None = None,
-    generator: torch.Generator | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    generator: Dice = None,
 ) -> Int[Tensor, "*batch 1"]:
     """Draws one token from softmax(logits / temperature).
 
@@ -26,16 +32,22 @@ def sample(
         logits: shape (vocab_size,) or (batch, vocab_size); -inf forbids a token.
         temperature: at least 0; 0 means the likeliest token.
         top_k: how many of the likeliest tokens may be drawn; `None` means all.
-        generator: the source of randomness; `None` means PyTorch's own.
+        top_p: the probability that those have together which may be drawn, above 0 and at
+            most 1, see chapter 17; after `top_k`.
+        min_p: the least probability of a token that may be drawn, as a part of that of the
+            likeliest, between 0 and 1; after `top_p`.
+        generator: the source of randomness, `None` means PyTorch's own; or a list with one
+            for each sequence, whose token then does not depend on the others'.
 
     Raises:
         TypeError: logits that are no floating-point tensor, or a number that is none.
         ValueError: logits of another shape, with NaN or inf, or that forbid all tokens;
-            temperature below 0, or top_k below 1.
+            temperature below 0, top_k below 1, top_p or min_p out of range; or another
+            number of generators than of sequences.
 
-    Source: chapter 9, eq-temperature.
+    Source: chapter 9, eq-temperature; chapter 17, eq-top-p, eq-min-p.
     """
-    logits, temperature = require_drawable(logits, temperature, top_k)
+    logits, temperature = require_drawable(logits, temperature, top_k, top_p, min_p)
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
@@ -43,12 +55,61 @@ def sample(
         forbidden = torch.full_like(logits, -math.inf)
         logits = forbidden.scatter(-1, kept.indices, kept.values)
     logits = logits - logits.amax(dim=-1, keepdim=True)  # so that no quotient overflows
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator)
+    logits = logits / temperature
+    if top_p is not None or min_p is not None:
+        from attnlib.logits import keep_likely  # chapter 17, which comes later
+
+        logits = keep_likely(logits, top_p, min_p)
+    return throw(torch.softmax(logits, dim=-1), generator)
+
+
+def throw(
+    probabilities: Float[Tensor, "*batch vocab_size"], generator: Dice
+) -> Int[Tensor, "*batch 1"]:
+    """A token drawn with these probabilities, or one for each sequence, each by its dice.
+
+    Raises:
+        ValueError: another number of generators than of sequences.
+
+    Source: chapter 9.
+    """
+    if generator is None or isinstance(generator, torch.Generator):
+        return torch.multinomial(probabilities, 1, generator=generator)
+    require_dice(generator, probabilities.shape[:-1])
+    if probabilities.dim() == 1:
+        return torch.multinomial(probabilities, 1, generator=generator[0])
+    pairs = zip(probabilities, generator, strict=True)
+    drawn = [torch.multinomial(row, 1, generator=own) for row, own in pairs]
+    return torch.stack(drawn) if drawn else torch.multinomial(probabilities, 1)
+
+
+def require_dice(generator: Dice, shape: torch.Size) -> None:
+    """Refuses what is no generator, and lists that have not one for each sequence.
+
+    Raises:
+        TypeError, ValueError: see `sample`.
+
+    Source: chapter 9.
+    """
+    if generator is None or isinstance(generator, torch.Generator):
+        return
+    if not isinstance(generator, list | tuple) or not all(
+        isinstance(one, torch.Generator) for one in generator
+    ):
+        raise TypeError(f"generator: expected torch.Generator or a list, got {generator!r}")
+    if len(generator) != math.prod(shape):
+        raise ValueError(
+            f"generator: expected one for each of {math.prod(shape)} sequences, "
+            f"got {len(generator)}"
+        )
 
 
 def require_drawable(
-    logits: Float[Tensor, "*batch vocab_size"], temperature: float, top_k: int | None
+    logits: Float[Tensor, "*batch vocab_size"],
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
 ) -> tuple[Float[Tensor, "*batch vocab_size"], float]:
     """Returns logits in float32 at least, and a temperature by which they can be divided.
 
@@ -65,12 +126,7 @@ def require_drawable(
             "logits: expected (vocab_size,) or (batch, vocab_size), got shape "
             f"{tuple(logits.shape)}"
         )
-    if not isinstance(temperature, Real) or isinstance(temperature, bool):
-        raise TypeError(f"temperature: expected a number, got {temperature!r}")
-    if not temperature >= 0:
-        raise ValueError(f"temperature: expected at least 0, got {temperature}")
-    if top_k is not None:
-        require_sizes(top_k=top_k)
+    require_limits(temperature, top_k, top_p, min_p)
     if not logits.amax(dim=-1).isfinite().all():  # NaN wins, then inf; -inf if all are
         raise ValueError(
             "logits: expected finite numbers, or -inf for a token that must not be drawn, "
@@ -80,3 +136,172 @@ def require_drawable(
     limits = torch.finfo(logits.dtype)
     divisor = min(max(temperature, limits.tiny), limits.max) if temperature else 0.0
     return logits, float(divisor)
+
+
+def require_limits(
+    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
+) -> None:
+    """Refuses what does not say which tokens may be drawn.
+
+    Raises:
+        TypeError, ValueError: see `sample`.
+
+    Source: chapter 9.
+    """
+    require_number("temperature", temperature)
+    if not temperature >= 0:
+        raise ValueError(f"temperature: expected at least 0, got {temperature}")
+    if top_k is not None:
+        require_sizes(top_k=top_k)
+    if top_p is not None and not 0 < require_number("top_p", top_p) <= 1:
+        raise ValueError(f"top_p: expected above 0 and at most 1, got {top_p}")
+    if min_p is not None and not 0 <= require_number("min_p", min_p) <= 1:
+        raise ValueError(f"min_p: expected between 0 and 1, got {min_p}")
+
+
+def require_number(name: str, value: float) -> float:
+    """Returns what is a number, and neither a truth value nor a tensor.
+
+    Raises:
+        TypeError: it is none.
+
+    Source: chapter 9.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    return value
+
+
+def write_on(
+    model: nn.Module,
+    ids: Int[Tensor, "*batch tokens"],
+    length: int,
+    draw: Callable[..., Int[Tensor, "*batch 1"]],
+    cache: Sequence[CacheLike] | None,
+    padding: Int[Tensor, " batch"] | None,
+    ends: Int[Tensor, " ends"],
+    own: bool,
+) -> Iterator[Int[Tensor, "*batch"]]:
+    """The loop of `stream`; what has ended leaves the batch if the caches are our own.
+
+    Source: chapter 9, eq-next-token.
+    """
+    plain = all(type(p) is nn.Parameter for p in model.parameters())
+    # The first is faster, and FSDP2, whose parameters are of another type, refuses it.
+    quiet = torch.inference_mode if plain else torch.no_grad
+    rows = ... if ids.dim() == 1 else torch.arange(len(ids), device=ids.device)
+    last, over = ids[..., -1], torch.zeros_like(ids[..., -1], dtype=torch.bool)
+    for _ in range(length):
+        with quiet():
+            logits = model.last_logits(ids, cache, padding)  # (..., V)
+            new = draw(logits, ids, padding, rows)[..., 0].to(ids.dtype)
+        last = last.clone()  # the one before was handed out
+        last[rows] = torch.where(over[rows], last[rows], new)
+        yield last.clone()
+        ids = torch.cat([ids, last[rows][..., None]], dim=-1)
+        if not len(ends):
+            continue
+        over = torch.isin(last, ends)
+        if over.all():
+            return
+        if own and over[rows].any():
+            left = (~over[rows]).nonzero()[:, 0]
+            rows, ids = rows[left], ids[left]
+            padding = None if padding is None else padding[left]
+            for held in cache or ():
+                held.select(left)
+
+
+def stream(
+    model: nn.Module,
+    ids: Int[Tensor, "*batch tokens"],
+    length: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    generator: Dice = None,
+    cache: bool | Sequence[CacheLike] = True,
+    padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    stop: Sequence[int] = (),
+) -> Iterator[Int[Tensor, "*batch"]]:
+    """Yields what a model writes, token by token, as soon as each is drawn.
+
+    Without a cache, where the text has become longer than context_length, only its end is
+    seen. Call `eval()` first if the model has dropout. The model runs in PyTorch's
+    inference mode, or in `no_grad` if a parameter is of a type of its own, as a sharded one
+    is: what a hook keeps can be learned from after `clone()`.
+
+    Args:
+        model: a `LanguageModel`.
+        ids: the start, (n,) or (batch, n), at least one token.
+        length: the most tokens to draw, at least 0, each by `sample`.
+        temperature, top_k, top_p, min_p, generator: see `sample`.
+        repetition_penalty: what makes tokens of the text less likely, above 0; 1 changes
+            nothing, see chapter 17.
+        cache: whether to keep keys and values, so that each step computes one token: the
+            same tokens in less time. Or the caches themselves, one for each block; what
+            they hold must be the beginning of ids, and is not computed again.
+        padding: how many columns at the front of each sequence, (batch,), hold no token, so
+            that sequences of a batch may differ in length.
+        stop: the tokens that end a text, as ids; none by default. A sequence that has ended
+            is computed no longer, unless caches were given: they keep all sequences.
+
+    Yields:
+        The next token of each sequence, shape () or (batch,): of one that has ended, again
+        the token that ended it. Nothing more when all have ended.
+
+    Raises:
+        TypeError, ValueError: at once, and not at the first token: see `forward` of the
+            model and `sample`; a length below 0; no token to start from; a token of stop
+            that is outside the vocabulary, or sharded parameters, whose ranks have to take
+            equally many steps; or with a cache, more tokens than context_length or the
+            caches have room for.
+
+    Source: chapter 9, eq-next-token, eq-temperature; chapter 17.
+    """
+    if not hasattr(model, "start_writing"):
+        raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
+    own = isinstance(cache, bool)
+    cache, padding = model.start_writing(ids, length, cache, padding)
+    limits = temperature, top_k, top_p, min_p
+    require_limits(*limits)
+    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
+        got = f"above 0 and finite, got {repetition_penalty}"
+        raise ValueError(f"repetition_penalty: expected a number {got}")
+    require_dice(generator, ids.shape[:-1])
+    each = not (generator is None or isinstance(generator, torch.Generator))
+
+    def draw(logits, ids, padding, rows):
+        if repetition_penalty != 1:
+            from attnlib.logits import penalize  # chapter 17, which comes later
+
+            logits = penalize(logits, ids, repetition_penalty, padding)
+        own_dice = [generator[i] for i in rows] if each and ids.dim() == 2 else generator
+        return sample(logits, *limits, own_dice)
+
+    ends = ends_of(stop, model, ids)
+    return write_on(model, ids, length, draw, cache, padding, ends, own)
+
+
+def ends_of(
+    stop: Sequence[int], model: nn.Module, ids: Int[Tensor, "*batch tokens"]
+) -> Int[Tensor, " ends"]:
+    """The tokens that end a text, as a tensor.
+
+    Raises:
+        TypeError, ValueError: see `stream`.
+
+    Source: chapter 9.
+    """
+    if isinstance(stop, str | bytes) or not isinstance(stop, Iterable):
+        raise TypeError(f"stop: expected a list of token ids, got {stop!r}")
+    most = model.token_embedding.num_embeddings - 1
+    stop = [require_count("stop", end, least=0, most=most) for end in stop]
+    if stop and any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise ValueError(
+            "stop: expected none where parameters are sharded, since all ranks have to "
+            "take equally many steps"
+        )
+    return torch.tensor(stop, dtype=ids.dtype, device=ids.device)

@@ -28,7 +28,7 @@ from attnlib.checks import (
     require_sizes,
 )
 from attnlib.feed_forward import Activation, FeedForwardNetwork
-from attnlib.generation import sample
+from attnlib.generation import stream
 from attnlib.layer_norm import LayerNorm
 from attnlib.masks import Mask
 from attnlib.multi_head import (
@@ -312,41 +312,29 @@ class LanguageModel(nn.Module):
         length: int,
         temperature: float = 1.0,
         top_k: int | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         cache: bool | Sequence[CacheLike] = False,
         padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+        **choice: Any,
     ) -> Int[Tensor, "*batch more_tokens"]:
-        """The given tokens, continued by `length` drawn ones.
-
-        Without a cache, where the text has become longer than context_length, only its end
-        is seen. Call `eval()` first if the model has dropout. The model runs in PyTorch's
-        inference mode, or in `no_grad` if a parameter is of a type of its own, as a sharded
-        one is: what a hook keeps can be learned from after `clone()`.
+        """The given tokens, continued by `length` drawn ones, or fewer if all have ended.
 
         Args:
             ids: the start, (n,) or (batch, n), at least one token.
-            length: number of tokens to draw, at least 0, each by `sample`.
+            length: the most tokens to draw, at least 0, each by `sample`.
             temperature, top_k, generator: see `sample`.
-            cache: whether to keep keys and values, so that each step computes one token:
-                the same tokens in less time. Or the caches themselves, one for each block;
-                what they hold must be the beginning of ids, and is not computed again.
-            padding: how many columns at the front of each sequence, (batch,), hold no
-                token, so that sequences of a batch may differ in length.
+            cache, padding: see `stream`.
+            choice: `top_p`, `min_p`, `repetition_penalty` and `stop`, see `stream`.
+
+        Returns:
+            Texts of one length: one that has ended is filled with the token that ended it.
 
         Raises:
-            TypeError, ValueError: see `forward` and `sample`; a length below 0; no token to
-                start from; or with a cache, more tokens than context_length or the caches
-                have room for.
+            TypeError, ValueError: see `stream`.
         """
-        cache, padding = self.start_writing(ids, length, cache, padding)
-        plain = all(type(p) is nn.Parameter for p in self.parameters())
-        # The first is faster, and FSDP2, whose parameters are of another type, refuses it.
-        with torch.inference_mode() if plain else torch.no_grad():
-            for _ in range(length):
-                logits = self.last_logits(ids, cache, padding)  # (..., V)
-                chosen = sample(logits, temperature, top_k, generator)
-                ids = torch.cat([ids, chosen.to(ids.dtype)], dim=-1)
-        return ids.clone()  # what was made in that mode could not be learned from
+        choice |= {"temperature": temperature, "top_k": top_k, "generator": generator}
+        drawn = stream(self, ids, length, cache=cache, padding=padding, **choice)
+        return torch.cat([ids, *(token[..., None] for token in drawn)], dim=-1)
 
     @property
     def longest(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from attnlib import KVCache, Llama, sample
+from attnlib import KVCache, Llama, stream
 from attnlib.gguf import chat_words, gguf_tokenizer
 from attnlib.pretrained import order_memory
 
@@ -40,9 +40,9 @@ class Conversation:
         order_memory(self.model)
         self.room = min(room, self.model.context_length)
         self.caches = [KVCache(self.room) for _ in self.model.blocks]
-        self.messages, self.held = [], []
+        self.messages, self.text = [], []
 
-    def answer(self, question, length, choose):
+    def answer(self, question, length, **choice):
         """The words of an answer as they come; what is said of it stays in mind."""
         self.messages.append({"role": "user", "content": question})
         self.messages.append({"role": "assistant", "content": ""})
@@ -50,7 +50,7 @@ class Conversation:
             messages=self.messages[:-1], add_generation_prompt=True, bos_token=""
         )
         said = []
-        for token in self.tokens(self.tokenizer.encode(text).ids, length, choose):
+        for token in self.tokens(self.tokenizer.encode(text).ids, length, **choice):
             before = self.messages[-1]["content"]
             said.append(token)
             whole = self.tokenizer.decode(said)
@@ -58,24 +58,25 @@ class Conversation:
                 self.messages[-1]["content"] = whole
                 yield whole[len(before) :]
 
-    @torch.inference_mode()
-    def tokens(self, ids, length, choose):
-        """The tokens that follow these; the caches hold what begins like them."""
-        same = 0
-        while same < min(len(ids) - 1, len(self.held)) and ids[same] == self.held[same]:
+    def tokens(self, ids, length, **choice):
+        """The tokens that follow these; what the caches hold of them is not read again."""
+        most = min(length, self.room + 1 - len(ids))
+        if most < 1:
+            raise ValueError(f"no room: these are more than {self.room} tokens")
+        same, held = 0, min(len(ids) - 1, len(self.text), len(self.caches[0]))
+        while same < held and ids[same] == self.text[same]:
             same += 1
         for cache in self.caches:
             cache.truncate(same)
-        self.held, new = ids[:same], ids[same:]
-        for _ in range(length):
-            if len(self.held) + len(new) > self.room:
-                raise ValueError(f"no room: these are more than {self.room} tokens")
-            logits = self.model(torch.tensor(new), cache=self.caches, last=1)[-1]
-            self.held += new
-            new = [choose(logits).item()]
-            if new == [self.end]:
+        self.text = ids
+        choice |= {"cache": self.caches, "stop": [self.end]}
+        for token in stream(self.model, torch.tensor(ids), most, **choice):
+            if token == self.end:
                 return
-            yield new[0]
+            self.text = [*self.text, token.item()]
+            yield token.item()
+        if most < length:
+            raise ValueError(f"no room for more: all is {self.room} tokens")
 
 
 def main():
@@ -88,7 +89,7 @@ def main():
         "--room", type=int, default=2048, help="tokens of all that is said"
     )
     options.add_argument("--temperature", type=float, default=0.2, help="0: the likeliest")
-    options.add_argument("--top-k", type=int, default=50, help="how many may be drawn")
+    options.add_argument("--min-p", type=float, default=0.1, help="the least likely one")
     options.add_argument("--seed", type=int, help="the same seed, the same answers")
     given = options.parse_args()
     if given.model is None:
@@ -100,14 +101,12 @@ def main():
     dice = torch.Generator()
     dice.seed() if given.seed is None else dice.manual_seed(given.seed)
 
-    def choose(logits):
-        return sample(logits, given.temperature, given.top_k, dice)
-
+    choice = {"temperature": given.temperature, "min_p": given.min_p, "generator": dice}
     try:
         talk = Conversation(given.model, given.room)
         while question := input("> ").strip():
             try:
-                for words in talk.answer(question, given.length, choose):
+                for words in talk.answer(question, given.length, **choice):
                     print(words, end="", flush=True)
             except KeyboardInterrupt:
                 pass

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnlib import ScaledDotProductAttention, hf
+from attnlib.logits import keep_mass, keep_near, penalize
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -110,3 +111,19 @@ def test_every_family_that_asks_gets_the_same():
     page = (ROOT / "book" / "engineers.md").read_text("utf-8")
     assert not [kind for kind in OWN if f"`{kind}`" not in page]
     assert f"by name: {same} of those" in page
+
+
+def test_the_cuts_of_logits_are_transformers():
+    """Top-p, min-p and the penalty, token by token, on logits that no two of are equal."""
+    from transformers import generation as theirs
+
+    torch.manual_seed(3)
+    ids = torch.randint(50, (20, 9))
+    for spread, limit in ((0.5, 0.3), (2.0, 0.9), (4.0, 0.05)):
+        logits = spread * torch.randn(20, 50)
+        for warper, ours in (
+            (theirs.TopPLogitsWarper(limit), keep_mass(logits, limit)),
+            (theirs.MinPLogitsWarper(limit), keep_near(logits, limit)),
+            (theirs.RepetitionPenaltyLogitsProcessor(1.3), penalize(logits, ids, 1.3)),
+        ):
+            assert torch.equal(warper(ids, logits), ours)

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-from attnlib import sample
 from drawn import ROOT
 from test_gguf import MODEL
 
@@ -23,7 +22,7 @@ def talk():
 @pytest.fixture
 def fresh(talk, monkeypatch):
     """The conversation from the start, and how many tokens its model has read."""
-    talk.messages, talk.held, read = [], [], []
+    talk.messages, talk.text, read = [], [], []
     forward = talk.model.forward
 
     def counting(ids, **given):
@@ -34,46 +33,51 @@ def fresh(talk, monkeypatch):
     return talk, read
 
 
-def likeliest(logits):
-    return sample(logits, 0.0)
+@pytest.fixture
+def scripted(monkeypatch):
+    """Has these tokens drawn one after the other, whatever the logits."""
 
+    def write(ids):
+        left = iter(ids)
+        draw = lambda *given: torch.tensor([next(left)])  # noqa: E731
+        monkeypatch.setattr("attnlib.generation.sample", draw)
 
-def scripted(ids):
-    """What chooses these tokens one after the other, whatever the logits."""
-    left = iter(ids)
-    return lambda logits: torch.tensor(next(left))
+    return write
 
 
 @REAL
 def test_each_token_is_read_once(fresh):
     """A second answer reads what is new, and is what it is without the first's cache."""
     talk, read = fresh
-    first = "".join(talk.answer(QUESTIONS[0], 20, likeliest))
+    first = "".join(talk.answer(QUESTIONS[0], 20, temperature=0.0))
     assert "Luna" in first and len(read) == 20
-    second = "".join(talk.answer(QUESTIONS[1], 8, likeliest))
+    second = "".join(talk.answer(QUESTIONS[1], 8, temperature=0.0))
     assert sum(read[20:]) < 40
-    talk.messages, talk.held = talk.messages[:2], []
-    assert "".join(talk.answer(QUESTIONS[1], 8, likeliest)) == second
+    talk.messages, talk.text = talk.messages[:2], []
+    assert "".join(talk.answer(QUESTIONS[1], 8, temperature=0.0)) == second
     assert sum(read[28:]) > 60
 
 
 @REAL
-def test_an_answer_ends_with_its_turn_and_has_whole_characters(fresh):
+def test_an_answer_ends_with_its_turn_and_has_whole_characters(fresh, scripted):
     talk, _ = fresh
     ids = talk.tokenizer.encode("naïve 🦜!").ids
-    pieces = list(talk.answer("Hi", 50, scripted([*ids, talk.end, 5])))
+    scripted([*ids, talk.end, 5])
+    pieces = list(talk.answer("Hi", 50))
     assert len(pieces) < len(ids)  # a parrot is several tokens
     assert "".join(pieces) == "naïve 🦜!" == talk.messages[-1]["content"]
     assert not any("\ufffd" in piece for piece in pieces)
 
 
 @REAL
-def test_an_answer_that_is_broken_off_stays_in_mind(fresh):
+def test_an_answer_that_is_broken_off_stays_in_mind(fresh, scripted):
     talk, _ = fresh
-    answer = talk.answer("Hi", 50, scripted(talk.tokenizer.encode("one two three").ids))
+    scripted(talk.tokenizer.encode("one two three").ids)
+    answer = talk.answer("Hi", 50)
     assert next(answer) == "one"
     answer.close()
-    list(talk.answer("Go on", 1, scripted([talk.end])))
+    scripted([talk.end])
+    list(talk.answer("Go on", 1))
     assert [m["content"] for m in talk.messages] == ["Hi", "one", "Go on", ""]
 
 
@@ -81,7 +85,7 @@ def test_an_answer_that_is_broken_off_stays_in_mind(fresh):
 def test_no_room_is_told(fresh):
     talk, _ = fresh
     with pytest.raises(ValueError, match="no room: these are more than 512 tokens"):
-        list(talk.answer("word " * 600, 5, likeliest))
+        list(talk.answer("word " * 600, 5))
 
 
 @REAL
@@ -109,7 +113,7 @@ def run(monkeypatch, capsys, words, *given):
 @REAL
 def test_the_program(monkeypatch, capsys, talk):
     monkeypatch.setitem(CHAT["main"].__globals__, "Conversation", lambda path, room: talk)
-    talk.messages, talk.held = [], []
+    talk.messages, talk.text = [], []
     given = "--temperature", "0", "--length", "20"
     assert "Luna" in run(monkeypatch, capsys, [QUESTIONS[0], ""], *given)
 

@@ -30,7 +30,7 @@ USUAL = {
     **{"order": "contiguous", "prefix": "", "ignored": (), "after": 2.0},
     **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64},
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
-    **{"ignore": (), "held": ()},
+    **{"ignore": (), "held": (), "repetition_penalty": 1.0, "stop": ()},
 }
 # By the function or the class, where it is another.
 SMALL, NO_BIAS, PAGES = {"eps": 1e-6}, {"bias": False}, {"causal": True}
@@ -42,7 +42,7 @@ OTHERS = {
     "GatedFeedForward": {**NO_BIAS, "activation": torch.nn.functional.silu},
     **{"GPT2": {"activation": gelu_tanh}, "LanguageModel": {"positions": "learned"}},
     **{"paged_attention": PAGES, "paged_attention_triton": PAGES},
-    "shard_positions": {"order": "zigzag"},
+    **{"shard_positions": {"order": "zigzag"}, "stream": {"cache": True}},
     **{f"{x}Attention:forward": {"enable_gqa": True} for x in ("Ring", "Head")},
     "check_attention": {"leading": ((), (3,), (2, 2))},
     "check_cache": {"leading": ((), (3,), (2, 4))},

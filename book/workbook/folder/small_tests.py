@@ -254,6 +254,35 @@ assert abs(drawn.float().mean().item() - 0.75) < 0.03
 drawn = sample(torch.zeros(200, 5), top_k=2, generator=torch.Generator().manual_seed(1))
 assert drawn.unique().numel() == 2
 
+# generation.write_on
+torch.manual_seed(2)
+
+
+class Model:
+    """One whose logits nobody looks at."""
+
+    def parameters(self):
+        return []
+
+    def last_logits(self, text, cache, padding):
+        return torch.zeros(len(text), 7)
+
+
+ids = torch.tensor([[1, 2], [3, 4]])
+script = torch.tensor([[5, 6], [2, 0], [6, 1], [3, 3]])
+
+
+def draw(logits, text, padding, rows):
+    assert logits.shape == (len(text), 7)
+    return script[text.shape[1] - 2][rows, None]
+
+
+given = Model(), ids, 4, draw, None, None
+shown = list(write_on(*given, torch.tensor([]), True))
+assert torch.equal(torch.stack(shown), script)
+shown = list(write_on(*given, torch.tensor([0, 6]), True))
+assert torch.stack(shown).tolist() == [[5, 6], [2, 6], [6, 6]]
+
 # transformer.LanguageModel
 torch.manual_seed(1)
 model = LanguageModel(7, 9, 8, 2, 2).eval()
@@ -628,6 +657,25 @@ cache.truncate(1)
 assert len(cache) == 1
 keys, _ = cache.append(second, second)
 assert torch.equal(keys, torch.cat([first[:, :1], second], dim=-2))
+
+# logits.keep_mass
+logits = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]).log()
+kept = lambda limit: keep_mass(logits, limit).isfinite().tolist()  # noqa: E731
+assert kept(0.6) == [[False, True, True], [False, False, True]]
+assert kept(0.01) == [[False, True, False], [False, False, True]]
+assert torch.equal(keep_mass(logits, 1.0), logits)
+
+# logits.keep_near
+logits = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]).log()
+kept = lambda limit: keep_near(logits, limit).isfinite().tolist()  # noqa: E731
+assert kept(0.5) == [[False, True, True], [False, False, True]]
+assert torch.equal(keep_near(logits, 0.0), logits)
+
+# logits.penalize
+logits = torch.tensor([[2.0, -1.0, 3.0]])
+assert penalize(logits, torch.tensor([[1, 0, 1]]), 2.0).tolist() == [[1.0, -2.0, 3.0]]
+assert penalize(logits[0], torch.tensor([2]), 2.0).tolist() == [2.0, -1.0, 1.5]
+assert logits.tolist() == [[2.0, -1.0, 3.0]]
 
 # transformer.padded_places
 places, mask = padded_places(torch.tensor([0, 2]), 0, 4)

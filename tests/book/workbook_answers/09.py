@@ -33,16 +33,35 @@ class TransformerBlock:
 
 
 # generation.sample
-def sample(logits, temperature=1.0, top_k=None, generator=None):
+def sample(logits, temperature=1.0, top_k=None, top_p=None, min_p=None, generator=None):
     order = logits.argsort(dim=-1, descending=True)
     if top_k is not None:
         order = order[..., :top_k]
     if temperature == 0:
         return order[..., :1]
     few = logits.gather(-1, order)
-    scaled = (few - few[..., :1]) / temperature
-    drawn = torch.multinomial(scaled.softmax(dim=-1), num_samples=1, generator=generator)
+    chance = ((few - few[..., :1]) / temperature).softmax(dim=-1)
+    if top_p is not None:
+        chance = chance * (chance.cumsum(dim=-1) - chance < top_p)
+    if min_p is not None:
+        chance = chance * (chance >= min_p * chance[..., :1])
+    drawn = torch.multinomial(chance, num_samples=1, generator=generator)
     return order.gather(-1, drawn)
+
+
+# generation.write_on
+def write_on(model, ids, length, draw, cache, padding, ends, own):
+    rows = torch.arange(len(ids)) if ids.dim() == 2 else ...
+    closed = torch.zeros(ids.shape[:-1], dtype=torch.bool)
+    for _ in range(length):
+        with torch.no_grad():
+            token = draw(model.last_logits(ids, cache, padding), ids, padding, rows)
+        token = token.squeeze(-1).to(ids.dtype).where(~closed, ids[..., -1])
+        yield token.clone()
+        ids = torch.cat([ids, token.unsqueeze(-1)], dim=-1)
+        closed = closed | (token[..., None] == ends).any(dim=-1)
+        if closed.numel() and closed.all():
+            return
 
 
 # transformer.sinusoidal_positions
@@ -78,12 +97,3 @@ class LanguageModel:
 
     def logits(self, x):
         return x @ self.token_embedding.weight.mT
-
-    def generate(self, ids, length, temperature=1.0, top_k=None, generator=None):
-        start = ids.shape[-1]
-        text = torch.cat([ids, ids.new_zeros(*ids.shape[:-1], length)], dim=-1)
-        for end in range(start, start + length):
-            seen = text[..., max(0, end - self.context_length) : end]
-            last = self(seen).select(-2, -1)
-            text[..., end : end + 1] = sample(last, temperature, top_k, generator)
-        return text

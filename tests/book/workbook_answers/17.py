@@ -23,3 +23,29 @@ def padded_places(padding, start, end):
     new = torch.arange(start, end, device=padding.device)
     keys = torch.arange(end, device=padding.device) >= first
     return torch.relu(new - first), keys.unsqueeze(1).unsqueeze(1)
+
+
+# logits.keep_mass
+def keep_mass(logits, mass):
+    chance = logits.softmax(dim=-1)
+    ahead = (chance[..., None, :] > chance[..., None]).to(chance.dtype)  # before each
+    before = (ahead * chance[..., None, :]).sum(dim=-1)
+    return logits.masked_fill((before >= mass) & (mass < 1), float("-inf"))
+
+
+# logits.keep_near
+def keep_near(logits, least):
+    chance = logits.softmax(dim=-1)
+    low = chance < least * chance.max(dim=-1, keepdim=True).values
+    return logits.masked_fill(low, float("-inf"))
+
+
+# logits.penalize
+def penalize(logits, ids, penalty, padding=None):
+    logits = logits.clone()
+    for row in range(len(ids)) if ids.dim() == 2 else [...]:
+        first = 0 if padding is None or row is ... else int(padding[row])
+        for word in set(ids[row][first:].tolist()):
+            factor = 1 / penalty if logits[row][word] > 0 else penalty
+            logits[row][word] *= factor
+    return logits

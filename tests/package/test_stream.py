@@ -1,0 +1,212 @@
+"""Texts token by token: where they end, who is still computed, and what may be drawn."""
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+
+from attnlib import KVCache, LanguageModel, sample, stream
+from attnlib.logits import keep_mass, keep_near, penalize
+
+WORDS = 11
+IDS = torch.tensor([[3, 1, 4], [1, 5, 9], [2, 6, 5]])
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Sharp enough that its texts differ and end at different places."""
+    torch.manual_seed(5)
+    model = LanguageModel(WORDS, 32, 16, 2, 2).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def says(words):
+    return pytest.raises((TypeError, ValueError), match=words)
+
+
+def dice(*seeds):
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def rows_read(model, monkeypatch):
+    """How many sequences each call of the model computes."""
+    read, forward = [], model.forward
+
+    def counting(ids, *args, **named):
+        read.append(1 if ids.dim() == 1 else len(ids))
+        return forward(ids, *args, **named)
+
+    monkeypatch.setattr(model, "forward", counting)
+    return read
+
+
+def ended(text, stop, start=3):
+    """What a text is, up to and with the first of these tokens after its start."""
+    for place in range(start, len(text)):
+        if text[place] in stop:
+            return text[: place + 1].tolist()
+    return text.tolist()
+
+
+@pytest.mark.parametrize("cache", [True, False, "given"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_each_text_ends_where_it_does_alone(model, monkeypatch, cache, padded):
+    padding = torch.tensor([0, 2, 1]) if padded else None
+    whole = model.generate(IDS, 20, generator=dice(1, 2, 3), cache=True, padding=padding)
+    for stop in combinations(range(WORDS), 2):
+        lengths = [len(ended(text, stop)) - 3 for text in whole]
+        if lengths[0] < min(lengths[1:]) and max(lengths) < 20:  # the first leaves first
+            break
+    else:
+        raise AssertionError("nothing to see")
+    read = rows_read(model, monkeypatch)
+    held = [KVCache(40) for _ in model.blocks] if cache == "given" else cache
+    options = {"padding": padding, "stop": stop}
+    text = model.generate(IDS, 20, generator=dice(1, 2, 3), cache=held, **options)
+    assert text.shape[1] == 3 + max(lengths)
+    for row, full in zip(text, whole, strict=True):
+        right = ended(full, stop)
+        filled = [right[-1]] * (text.shape[1] - len(right))
+        assert row.tolist() == right + filled
+    computed = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    assert read == ([3] * max(lengths) if cache == "given" else computed)
+
+
+def test_one_text_ends_too(model):
+    whole = model.generate(IDS[0], 12, temperature=0.0)
+    stop = [whole[7].item()]
+    assert model.generate(IDS[0], 12, 0.0, stop=stop).tolist() == ended(whole, stop)
+    begun = torch.tensor([*IDS[0], *stop])  # what stands in the start ends nothing
+    assert len(model.generate(begun, 3, stop=stop)) > 4
+    assert list(stream(model, IDS[0], 0)) == []
+    nobody = model.generate(IDS[:0], 4, stop=[1])
+    assert nobody.shape[0] == 0
+
+
+def test_tokens_come_as_they_are_drawn_and_are_the_callers(model, monkeypatch):
+    read = rows_read(model, monkeypatch)
+    tokens = stream(model, IDS, 4, temperature=0.0)
+    first = next(tokens)
+    assert len(read) == 1 and first.shape == (3,) and not first.is_inference()
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    kept = first.clone()
+    first.fill_(0)  # theirs to change
+    text = torch.cat([IDS, kept[:, None], *(t[:, None] for t in tokens)], dim=1)
+    assert torch.equal(text, model.generate(IDS, 4, temperature=0.0))
+    model(text).sum().backward()
+
+
+def test_a_text_does_not_depend_on_its_company(model):
+    batch = model.generate(IDS, 15, generator=dice(7, 8, 9), top_p=0.9, cache=True)
+    for row, start, seed in zip(batch, IDS, (7, 8, 9), strict=True):
+        for own in (dice(seed), dice(seed)[0]):
+            assert torch.equal(model.generate(start, 15, generator=own, top_p=0.9), row)
+    turned = model.generate(IDS.flip(0), 15, generator=dice(9, 8, 7), top_p=0.9)
+    assert torch.equal(turned.flip(0), batch)
+
+
+def test_refusals_come_at_once(as_shipped, model):
+    for words, given in {
+        "stop: expected a list of token ids, got 3": {"stop": 3},
+        "stop: expected a list of token ids, got 'end'": {"stop": "end"},
+        "stop: expected between 0 and 10, got 11": {"stop": [2, WORDS]},
+        "stop: expected a whole number, got 2.0": {"stop": [2.0]},
+        "temperature: expected at least 0": {"temperature": -1},
+        "top_p: expected above 0 and at most 1, got 0": {"top_p": 0},
+        "top_p: expected above 0 and at most 1, got 1.1": {"top_p": 1.1},
+        "min_p: expected between 0 and 1, got -0.1": {"min_p": -0.1},
+        "min_p: expected a number, got True": {"min_p": True},
+        "repetition_penalty: expected a number above 0": {"repetition_penalty": 0.0},
+        "repetition_penalty: expected a number, got '2'": {"repetition_penalty": "2"},
+        "generator: expected one for each of 3 sequences, got 2": {"generator": dice(1, 2)},
+        "generator: expected torch.Generator or a list, got 7": {"generator": 7},
+    }.items():
+        with says(words):
+            stream(model, IDS, 5, **given)
+        with says(words):
+            model.generate(IDS, 5, **given)
+    with pytest.raises(TypeError, match="top_q"):
+        model.generate(IDS, 5, top_q=0.5)
+    with says("model: expected a LanguageModel, got Linear"):
+        stream(torch.nn.Linear(2, 2), IDS, 5)
+    with says("generator: expected one for each of 1 sequences, got 2"):
+        sample(torch.zeros(4), generator=dice(1, 2))
+    model.norm.gamma.device_mesh = None  # as a sharded parameter has one
+    with says("stop: expected none where parameters are sharded"):
+        stream(model, IDS, 5, stop=[1])
+    del model.norm.gamma.device_mesh
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_what_is_drawn_has_the_probabilities_that_the_cuts_leave(temperature):
+    torch.manual_seed(1)
+    logits = torch.tensor([2.0, 1.5, 1.5, 0.0, -1.0, -math.inf])
+    P = (logits / temperature).softmax(dim=0)
+    for top_k, top_p, min_p in ((4, 0.8, 0.05), (None, 0.5, None), (None, None, 0.5)):
+        order = P.argsort(descending=True, stable=True)[:top_k].tolist()
+        of_k, kept = P[order] / P[order].sum(), []
+        for place, word in enumerate(order):
+            if top_p is None or of_k[:place].sum() < top_p:
+                kept.append(word)
+        kept = [w for w in kept if P[w] >= (min_p or 0) * P.max()]
+        expected = torch.zeros(6).index_put((torch.tensor(kept),), P[kept] / P[kept].sum())
+        many = logits.expand(40_000, -1)
+        drawn = sample(many, temperature, top_k, top_p, min_p).flatten()
+        often = drawn.bincount(minlength=6) / len(drawn)
+        assert not often[expected == 0].any()
+        assert (often - expected).abs().max() < 0.01
+
+
+def test_the_borders_of_the_cuts(as_shipped):
+    even = torch.zeros(2, 4)
+    assert torch.equal(keep_mass(even, 1.0), even) and torch.equal(keep_near(even, 0), even)
+    assert keep_mass(even, 0.5).isfinite().sum(dim=-1).tolist() == [2, 2]
+    assert keep_near(even, 1.0).isfinite().all()
+    assert keep_mass(torch.tensor([5.0, 1.0]), 1e-6).tolist() == [5.0, -math.inf]
+    wide = torch.randn(50_000)
+    assert torch.equal(sample(wide, 0, top_p=0.1, min_p=0.9)[0], wide.argmax())
+
+
+def test_a_penalty_counts_the_text_and_no_padding(model):
+    logits = torch.tensor([[3.0, -2.0, 1.0], [3.0, -2.0, 1.0]])
+    ids, padding = torch.tensor([[1, 0, 0], [2, 1, 1]]), torch.tensor([0, 1])
+    right = [[1.5, -4.0, 1.0], [3.0, -4.0, 1.0]]
+    assert penalize(logits, ids, 2.0, padding).tolist() == right
+    small = ids.to(torch.int32)
+    assert penalize(logits[0], small[0], 2.0).tolist() == right[0]
+    alone = model.generate(IDS[1, 1:], 7, temperature=0.0, repetition_penalty=3.0)
+    assert not torch.equal(alone, model.generate(IDS[1, 1:], 7, temperature=0.0))
+    columns = {"padding": [0, 1, 0], "repetition_penalty": 3.0}
+    batch = model.generate(IDS, 7, temperature=0.0, **columns)
+    assert torch.equal(batch[1, 1:], alone)
+
+
+def test_a_cache_keeps_the_sequences_that_it_is_told(as_shipped, model):
+    caches = [KVCache(8) for _ in model.blocks]
+    with torch.inference_mode():
+        model(IDS, cache=caches)
+        for held in caches:
+            held.select(torch.tensor([2, 0, 2]))
+    with torch.no_grad():
+        mixed = model(IDS[:, :1], cache=caches)
+        whole = torch.cat([IDS[[2, 0, 2]], IDS[:, :1]], dim=1)
+        assert torch.allclose(mixed[:, 0], model(whole)[:, -1], atol=1e-5)
+    empty = KVCache(3)
+    empty.select(torch.tensor([0]))
+    assert len(empty) == 0
+    for words, rows in {
+        "rows: expected a tensor of integers, got list": [0],
+        "rows: expected a tensor of integers, got torch.bool": torch.tensor([True]),
+        r"rows: expected one dimension, got shape \(1, 1\)": torch.tensor([[0]]),
+    }.items():
+        with says(words):
+            caches[0].select(rows)
+    with pytest.raises(IndexError):
+        caches[0].select(torch.tensor([3]))
+    alone = KVCache(3)
+    alone.append(*torch.randn(2, 4, 1, 8))
+    with says(r"rows: expected a cache of a batch, got one of shape \(4, 3, 8\)"):
+        alone.select(torch.tensor([0]))
