@@ -48,10 +48,12 @@ from attnlib.paged import (
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
+from attnlib.quantized import QuantizedCache
 from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions, rotate
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
 from attnlib.self_attention import SelfAttention
+from attnlib.speculative import speculate
 from attnlib.split import split_attention
 from attnlib.transformer import LanguageModel, TransformerBlock, sinusoidal_positions
 
@@ -126,6 +128,10 @@ __all__ = [
     "RMSNorm",
     # Chapter 22: inside transformers
     "hf",
+    # Chapter 26: draft and verify
+    "speculate",
+    # Chapter 27: a smaller cache
+    "QuantizedCache",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

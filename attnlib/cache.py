@@ -143,12 +143,14 @@ class WindowCache:
     """The keys and values of the last `window` tokens, for heads with such a window.
 
     It counts all tokens, so that positions go on, and keeps the last ones: token t stands
-    in place t mod window, where the token before it that stood there is written over. Like
-    `KVCache`, it takes no tensor with a gradient.
+    in place t mod (window + spare), where the token before it that stood there is written
+    over. Like `KVCache`, it takes no tensor with a gradient.
 
     Args:
         window: how many tokens it keeps; heads with a longer window, or none, are refused.
         capacity: the most tokens that may be appended in all; `None` sets no limit.
+        spare: how many more it keeps, which heads do not see, so that `truncate` can take
+            back one more than that.
 
     Attributes:
         window, capacity: as above.
@@ -161,12 +163,13 @@ class WindowCache:
     Source: chapter 18, eq-ring-place, eq-window-visible.
     """
 
-    def __init__(self, window: int, capacity: int | None = None) -> None:
+    def __init__(self, window: int, capacity: int | None = None, spare: int = 0) -> None:
         self.window = require_count("window", window)
+        self.places = self.window + require_count("spare", spare, least=0)
         self.capacity = require_count("capacity", 2**62 if capacity is None else capacity)
         self.length = self.first = 0  # tokens in all; the first that is still here
-        self.keys: Tensor | None = None  # (..., window, d_k)
-        self.values: Tensor | None = None  # (..., window, d_v)
+        self.keys: Tensor | None = None  # (..., window + spare, d_k)
+        self.values: Tensor | None = None  # (..., window + spare, d_v)
 
     def __len__(self) -> int:
         return self.length  # all tokens, not those kept: positions go on
@@ -191,16 +194,16 @@ class WindowCache:
         held = (self.keys, self.values) if self.length else None
         refuse_bad_append(key, value, held, self.capacity - self.length)
         if held is None:
-            self.keys = room_for(key, self.window, self.keys)
-            self.values = room_for(value, self.window, self.values)
+            self.keys = room_for(key, self.places, self.keys)
+            self.values = room_for(value, self.places, self.values)
         start, end = self.length, self.length + key.shape[-2]
         first = max(self.first, start - self.window + min(1, end - start))
-        stay = torch.arange(max(start, end - self.window), end, device=key.device)
+        stay = torch.arange(max(start, end - self.places), end, device=key.device)
         seen = []
         for ring, new in ((self.keys, key), (self.values, value)):
             seen.append(torch.cat([*in_order(ring, first, start), new], dim=-2))
-            ring[..., stay % self.window, :] = new[..., stay - start, :]
-        self.length, self.first = end, max(self.first, end - self.window)
+            ring[..., stay % self.places, :] = new[..., stay - start, :]
+        self.length, self.first = end, max(self.first, end - self.places)
         return seen[0], seen[1]
 
     def truncate(self, length: int) -> None:
@@ -209,7 +212,7 @@ class WindowCache:
         Raises:
             TypeError: length is no whole number.
             ValueError: not between 0 and len(cache), or what the next token would see has
-                been written over. The last token can be taken back, and all.
+                been written over. spare + 1 tokens can be taken back, and all.
         """
         require_count("length", length, least=0, most=self.length)
         if length and max(0, length - self.window + 1) < self.first:
@@ -235,7 +238,7 @@ def in_order(
 
     Source: chapter 18, eq-ring-place.
     """
-    window = ring.shape[-2]
-    place, count = first % window, end - first
-    over = max(0, place + count - window)
+    places = ring.shape[-2]
+    place, count = first % places, end - first
+    over = max(0, place + count - places)
     return ring[..., place : place + count, :], ring[..., :over, :]

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnlib.checks import CacheLike, require_count, require_sizes
+from attnlib.checks import CacheLike, require_count, require_probability, require_sizes
 
 # The source of randomness: one, or one for each sequence, or PyTorch's own.
-Dice = torch.Generator | Sequence[torch.Generator] | None
+Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
 def sample(
@@ -24,7 +24,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    generator: Dice = None,
+    generator: Generators = None,
 ) -> Int[Tensor, "*batch 1"]:
     """Draws one token from softmax(logits / temperature).
 
@@ -48,8 +48,24 @@ def sample(
     Source: chapter 9, eq-temperature; chapter 17, eq-top-p, eq-min-p.
     """
     logits, temperature = require_drawable(logits, temperature, top_k, top_p, min_p)
+    require_generators(generator, logits.shape[:-1])
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
+    chances = token_probabilities(logits, temperature, top_k, top_p, min_p)
+    return draw_token(chances, generator)
+
+
+def token_probabilities(
+    logits: Float[Tensor, "*batch vocab_size"],
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Float[Tensor, "*batch vocab_size"]:
+    """With which probability `sample` draws each token, at a temperature above 0.
+
+    Source: chapter 9, eq-temperature.
+    """
     if top_k is not None and top_k < logits.shape[-1]:
         kept = logits.topk(top_k)  # exactly so many, even of equal ones
         forbidden = torch.full_like(logits, -math.inf)
@@ -60,30 +76,26 @@ def sample(
         from attnlib.logits import keep_likely  # chapter 17, which comes later
 
         logits = keep_likely(logits, top_p, min_p)
-    return throw(torch.softmax(logits, dim=-1), generator)
+    return torch.softmax(logits, dim=-1)
 
 
-def throw(
-    probabilities: Float[Tensor, "*batch vocab_size"], generator: Dice
+def draw_token(
+    probabilities: Float[Tensor, "*batch vocab_size"], generator: Generators
 ) -> Int[Tensor, "*batch 1"]:
-    """A token drawn with these probabilities, or one for each sequence, each by its dice.
-
-    Raises:
-        ValueError: another number of generators than of sequences.
+    """A token drawn with these probabilities, or one for each sequence by its own generator.
 
     Source: chapter 9.
     """
-    if generator is None or isinstance(generator, torch.Generator):
-        return torch.multinomial(probabilities, 1, generator=generator)
-    require_dice(generator, probabilities.shape[:-1])
-    if probabilities.dim() == 1:
-        return torch.multinomial(probabilities, 1, generator=generator[0])
+    if probabilities.dim() == 1 and isinstance(generator, list | tuple):
+        generator = generator[0]
+    if not isinstance(generator, list | tuple) or not len(probabilities):
+        one = generator if isinstance(generator, torch.Generator) else None
+        return torch.multinomial(probabilities, 1, generator=one)
     pairs = zip(probabilities, generator, strict=True)
-    drawn = [torch.multinomial(row, 1, generator=own) for row, own in pairs]
-    return torch.stack(drawn) if drawn else torch.multinomial(probabilities, 1)
+    return torch.stack([torch.multinomial(row, 1, generator=own) for row, own in pairs])
 
 
-def require_dice(generator: Dice, shape: torch.Size) -> None:
+def require_generators(generator: Generators, shape: torch.Size) -> None:
     """Refuses what is no generator, and lists that have not one for each sequence.
 
     Raises:
@@ -153,10 +165,33 @@ def require_limits(
         raise ValueError(f"temperature: expected at least 0, got {temperature}")
     if top_k is not None:
         require_sizes(top_k=top_k)
-    if top_p is not None and not 0 < require_number("top_p", top_p) <= 1:
-        raise ValueError(f"top_p: expected above 0 and at most 1, got {top_p}")
-    if min_p is not None and not 0 <= require_number("min_p", min_p) <= 1:
-        raise ValueError(f"min_p: expected between 0 and 1, got {min_p}")
+    if top_p is not None and not require_probability("top_p", top_p):
+        raise ValueError("top_p: expected above 0, got 0")
+    if min_p is not None:
+        require_probability("min_p", min_p)
+
+
+def require_choice(
+    ids: Int[Tensor, "*batch tokens"],
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float,
+    generator: Generators,
+) -> None:
+    """Refuses what does not say how the tokens of a text are to be drawn.
+
+    Raises:
+        TypeError, ValueError: see `stream`.
+
+    Source: chapter 9.
+    """
+    require_limits(temperature, top_k, top_p, min_p)
+    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
+        got = f"above 0 and finite, got {repetition_penalty}"
+        raise ValueError(f"repetition_penalty: expected a number {got}")
+    require_generators(generator, ids.shape[:-1])
 
 
 def require_number(name: str, value: float) -> float:
@@ -172,7 +207,7 @@ def require_number(name: str, value: float) -> float:
     return value
 
 
-def write_on(
+def write_tokens(
     model: nn.Module,
     ids: Int[Tensor, "*batch tokens"],
     length: int,
@@ -221,7 +256,7 @@ def stream(
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
-    generator: Dice = None,
+    generator: Generators = None,
     cache: bool | Sequence[CacheLike] = True,
     padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
     stop: Sequence[int] = (),
@@ -266,11 +301,7 @@ def stream(
     own = isinstance(cache, bool)
     cache, padding = model.start_writing(ids, length, cache, padding)
     limits = temperature, top_k, top_p, min_p
-    require_limits(*limits)
-    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
-        got = f"above 0 and finite, got {repetition_penalty}"
-        raise ValueError(f"repetition_penalty: expected a number {got}")
-    require_dice(generator, ids.shape[:-1])
+    require_choice(ids, *limits, repetition_penalty, generator)
     each = not (generator is None or isinstance(generator, torch.Generator))
 
     def draw(logits, ids, padding, rows):
@@ -278,14 +309,16 @@ def stream(
             from attnlib.logits import penalize  # chapter 17, which comes later
 
             logits = penalize(logits, ids, repetition_penalty, padding)
-        own_dice = [generator[i] for i in rows] if each and ids.dim() == 2 else generator
-        return sample(logits, *limits, own_dice)
+        own_generators = (
+            [generator[i] for i in rows] if each and ids.dim() == 2 else generator
+        )
+        return sample(logits, *limits, own_generators)
 
-    ends = ends_of(stop, model, ids)
-    return write_on(model, ids, length, draw, cache, padding, ends, own)
+    ends = stop_tokens(stop, model, ids)
+    return write_tokens(model, ids, length, draw, cache, padding, ends, own)
 
 
-def ends_of(
+def stop_tokens(
     stop: Sequence[int], model: nn.Module, ids: Int[Tensor, "*batch tokens"]
 ) -> Int[Tensor, " ends"]:
     """The tokens that end a text, as a tensor.

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def keep_mass(
+def keep_top_p(
     logits: Float[Tensor, "*batch vocab_size"], mass: float
 ) -> Float[Tensor, "*batch vocab_size"]:
     """Forbids all but the fewest of the likeliest tokens whose probabilities reach `mass`.
@@ -20,13 +20,13 @@ def keep_mass(
     """
     if mass == 1:  # a sum of rounded numbers may reach 1 before its end
         return logits
-    chance, order = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
+    chance, order = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True, stable=True)
     kept = chance.cumsum(dim=-1) - chance < mass  # what those before it have together
     kept = torch.zeros_like(kept).scatter(-1, order, kept)
     return logits.masked_fill(~kept, -math.inf)
 
 
-def keep_near(
+def keep_min_p(
     logits: Float[Tensor, "*batch vocab_size"], least: float
 ) -> Float[Tensor, "*batch vocab_size"]:
     """Forbids tokens with less than the part `least` of the likeliest one's probability.
@@ -47,8 +47,8 @@ def keep_likely(
     Source: chapter 17, eq-top-p, eq-min-p.
     """
     if top_p is not None:
-        logits = keep_mass(logits, top_p)
-    return logits if min_p is None else keep_near(logits, min_p)
+        logits = keep_top_p(logits, top_p)
+    return logits if min_p is None else keep_min_p(logits, min_p)
 
 
 def penalize(
@@ -67,6 +67,7 @@ def penalize(
 
     Source: chapter 17, eq-repetition-penalty; Keskar et al. (2019).
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     ids = ids.long()
     if padding is not None:  # count the last token again in place of what is none
         columns = torch.arange(ids.shape[-1], device=ids.device)

@@ -98,10 +98,14 @@ def main():
                 "SmolLM2 is not installed: requirements-model.txt says how, or name a file"
             )
         (given.model,) = Path(found.origin).parent.glob("*.gguf")
-    dice = torch.Generator()
-    dice.seed() if given.seed is None else dice.manual_seed(given.seed)
+    generator = torch.Generator()
+    generator.seed() if given.seed is None else generator.manual_seed(given.seed)
 
-    choice = {"temperature": given.temperature, "min_p": given.min_p, "generator": dice}
+    choice = {
+        "temperature": given.temperature,
+        "min_p": given.min_p,
+        "generator": generator,
+    }
     try:
         talk = Conversation(given.model, given.room)
         while question := input("> ").strip():

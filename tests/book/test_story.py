@@ -44,6 +44,8 @@ CENTRAL = {
     "23": "AllGather",
     "24": "RingFunction",
     "25": "heads_for_tokens tokens_for_heads SplitColumns SplitRows",
+    "26": "acceptance residual judge NgramDraft",
+    "27": "quantize QuantizedCache",
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlib import ScaledDotProductAttention, hf
-from attnlib.logits import keep_mass, keep_near, penalize
+from attnlib.logits import keep_top_p, keep_min_p, penalize
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -122,8 +122,8 @@ def test_the_cuts_of_logits_are_transformers():
     for spread, limit in ((0.5, 0.3), (2.0, 0.9), (4.0, 0.05)):
         logits = spread * torch.randn(20, 50)
         for warper, ours in (
-            (theirs.TopPLogitsWarper(limit), keep_mass(logits, limit)),
-            (theirs.MinPLogitsWarper(limit), keep_near(logits, limit)),
+            (theirs.TopPLogitsWarper(limit), keep_top_p(logits, limit)),
+            (theirs.MinPLogitsWarper(limit), keep_min_p(logits, limit)),
             (theirs.RepetitionPenaltyLogitsProcessor(1.3), penalize(logits, ids, 1.3)),
         ):
             assert torch.equal(warper(ids, logits), ours)

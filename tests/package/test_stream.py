@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlib import KVCache, LanguageModel, sample, stream
-from attnlib.logits import keep_mass, keep_near, penalize
+from attnlib.logits import keep_min_p, keep_top_p, penalize
 
 WORDS = 11
 IDS = torch.tensor([[3, 1, 4], [1, 5, 9], [2, 6, 5]])
@@ -27,7 +27,7 @@ def says(words):
     return pytest.raises((TypeError, ValueError), match=words)
 
 
-def dice(*seeds):
+def generators(*seeds):
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
@@ -55,7 +55,9 @@ def ended(text, stop, start=3):
 @pytest.mark.parametrize("padded", [False, True])
 def test_each_text_ends_where_it_does_alone(model, monkeypatch, cache, padded):
     padding = torch.tensor([0, 2, 1]) if padded else None
-    whole = model.generate(IDS, 20, generator=dice(1, 2, 3), cache=True, padding=padding)
+    whole = model.generate(
+        IDS, 20, generator=generators(1, 2, 3), cache=True, padding=padding
+    )
     for stop in combinations(range(WORDS), 2):
         lengths = [len(ended(text, stop)) - 3 for text in whole]
         if lengths[0] < min(lengths[1:]) and max(lengths) < 20:  # the first leaves first
@@ -65,7 +67,7 @@ def test_each_text_ends_where_it_does_alone(model, monkeypatch, cache, padded):
     read = rows_read(model, monkeypatch)
     held = [KVCache(40) for _ in model.blocks] if cache == "given" else cache
     options = {"padding": padding, "stop": stop}
-    text = model.generate(IDS, 20, generator=dice(1, 2, 3), cache=held, **options)
+    text = model.generate(IDS, 20, generator=generators(1, 2, 3), cache=held, **options)
     assert text.shape[1] == 3 + max(lengths)
     for row, full in zip(text, whole, strict=True):
         right = ended(full, stop)
@@ -100,11 +102,11 @@ def test_tokens_come_as_they_are_drawn_and_are_the_callers(model, monkeypatch):
 
 
 def test_a_text_does_not_depend_on_its_company(model):
-    batch = model.generate(IDS, 15, generator=dice(7, 8, 9), top_p=0.9, cache=True)
+    batch = model.generate(IDS, 15, generator=generators(7, 8, 9), top_p=0.9, cache=True)
     for row, start, seed in zip(batch, IDS, (7, 8, 9), strict=True):
-        for own in (dice(seed), dice(seed)[0]):
+        for own in (generators(seed), generators(seed)[0]):
             assert torch.equal(model.generate(start, 15, generator=own, top_p=0.9), row)
-    turned = model.generate(IDS.flip(0), 15, generator=dice(9, 8, 7), top_p=0.9)
+    turned = model.generate(IDS.flip(0), 15, generator=generators(9, 8, 7), top_p=0.9)
     assert torch.equal(turned.flip(0), batch)
 
 
@@ -115,13 +117,15 @@ def test_refusals_come_at_once(as_shipped, model):
         "stop: expected between 0 and 10, got 11": {"stop": [2, WORDS]},
         "stop: expected a whole number, got 2.0": {"stop": [2.0]},
         "temperature: expected at least 0": {"temperature": -1},
-        "top_p: expected above 0 and at most 1, got 0": {"top_p": 0},
-        "top_p: expected above 0 and at most 1, got 1.1": {"top_p": 1.1},
-        "min_p: expected between 0 and 1, got -0.1": {"min_p": -0.1},
-        "min_p: expected a number, got True": {"min_p": True},
+        "top_p: expected above 0, got 0": {"top_p": 0},
+        "top_p: expected a probability between 0 and 1, got 1.1": {"top_p": 1.1},
+        "min_p: expected a probability between 0 and 1, got -0.1": {"min_p": -0.1},
+        "min_p: expected a probability between 0 and 1, got True": {"min_p": True},
         "repetition_penalty: expected a number above 0": {"repetition_penalty": 0.0},
         "repetition_penalty: expected a number, got '2'": {"repetition_penalty": "2"},
-        "generator: expected one for each of 3 sequences, got 2": {"generator": dice(1, 2)},
+        "generator: expected one for each of 3 sequences, got 2": {
+            "generator": generators(1, 2)
+        },
         "generator: expected torch.Generator or a list, got 7": {"generator": 7},
     }.items():
         with says(words):
@@ -133,7 +137,9 @@ def test_refusals_come_at_once(as_shipped, model):
     with says("model: expected a LanguageModel, got Linear"):
         stream(torch.nn.Linear(2, 2), IDS, 5)
     with says("generator: expected one for each of 1 sequences, got 2"):
-        sample(torch.zeros(4), generator=dice(1, 2))
+        sample(torch.zeros(4), generator=generators(1, 2))
+    with says("generator: expected one for each of 2 sequences, got 3"):
+        sample(torch.zeros(2, 4), 0.0, generator=generators(1, 2, 3))  # greedy is no excuse
     model.norm.gamma.device_mesh = None  # as a sharded parameter has one
     with says("stop: expected none where parameters are sharded"):
         stream(model, IDS, 5, stop=[1])
@@ -162,10 +168,14 @@ def test_what_is_drawn_has_the_probabilities_that_the_cuts_leave(temperature):
 
 def test_the_borders_of_the_cuts(as_shipped):
     even = torch.zeros(2, 4)
-    assert torch.equal(keep_mass(even, 1.0), even) and torch.equal(keep_near(even, 0), even)
-    assert keep_mass(even, 0.5).isfinite().sum(dim=-1).tolist() == [2, 2]
-    assert keep_near(even, 1.0).isfinite().all()
-    assert keep_mass(torch.tensor([5.0, 1.0]), 1e-6).tolist() == [5.0, -math.inf]
+    assert torch.equal(keep_top_p(even, 1.0), even) and torch.equal(
+        keep_min_p(even, 0), even
+    )
+    assert keep_top_p(even, 0.5).isfinite().sum(dim=-1).tolist() == [2, 2]
+    assert keep_min_p(even, 1.0).isfinite().all()
+    many = torch.zeros(5000)  # of equal ones the first
+    assert keep_top_p(many, 0.09995).isfinite().nonzero()[:, 0].tolist() == list(range(500))
+    assert keep_top_p(torch.tensor([5.0, 1.0]), 1e-6).tolist() == [5.0, -math.inf]
     wide = torch.randn(50_000)
     assert torch.equal(sample(wide, 0, top_p=0.1, min_p=0.9)[0], wide.argmax())
 
@@ -175,6 +185,8 @@ def test_a_penalty_counts_the_text_and_no_padding(model):
     ids, padding = torch.tensor([[1, 0, 0], [2, 1, 1]]), torch.tensor([0, 1])
     right = [[1.5, -4.0, 1.0], [3.0, -4.0, 1.0]]
     assert penalize(logits, ids, 2.0, padding).tolist() == right
+    half = penalize(torch.tensor([-9e3], dtype=torch.float16), torch.tensor([0]), 10.0)
+    assert half.item() == -9e4  # beyond float16
     small = ids.to(torch.int32)
     assert penalize(logits[0], small[0], 2.0).tolist() == right[0]
     alone = model.generate(IDS[1, 1:], 7, temperature=0.0, repetition_penalty=3.0)

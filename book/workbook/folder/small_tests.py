@@ -242,19 +242,18 @@ assert torch.allclose(table[1, :2], torch.tensor([math.sin(1.0), math.cos(1.0)])
 slow = torch.tensor([math.sin(0.02), math.cos(0.02)])
 assert torch.allclose(table[2, 2:], slow)
 
-# generation.sample
-logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 0.0]])
-assert sample(logits, temperature=0.0).tolist() == [[1], [0]]
-assert sample(logits, top_k=1).tolist() == [[1], [0]]
-even = torch.tensor([[0.0, math.log(3.0)]]).expand(4000, 2)
-drawn = sample(even, generator=torch.Generator().manual_seed(1)).float().mean().item()
-assert abs(drawn - 0.75) < 0.03
-drawn = sample(2 * even, temperature=2.0, generator=torch.Generator().manual_seed(1))
-assert abs(drawn.float().mean().item() - 0.75) < 0.03
-drawn = sample(torch.zeros(200, 5), top_k=2, generator=torch.Generator().manual_seed(1))
-assert drawn.unique().numel() == 2
+# generation.token_probabilities
+even = torch.tensor([[0.0, math.log(3.0)]])
+assert torch.allclose(token_probabilities(even, 1.0), torch.tensor([[0.25, 0.75]]))
+assert torch.allclose(token_probabilities(2 * even, 2.0), torch.tensor([[0.25, 0.75]]))
+few = token_probabilities(torch.tensor([0.0, 5.0, math.log(2.0), -1.0, 5.0]), 1.0, top_k=2)
+assert torch.allclose(few, torch.tensor([0.0, 0.5, 0.0, 0.0, 0.5]))
+tied = token_probabilities(torch.zeros(5), 1.0, top_k=2)  # two, of equal ones too
+assert (tied > 0).sum() == 2
+huge = torch.tensor([0.0, 3e38])
+assert token_probabilities(huge, 0.01).tolist() == [0.0, 1.0]
 
-# generation.write_on
+# generation.write_tokens
 torch.manual_seed(2)
 
 
@@ -278,9 +277,9 @@ def draw(logits, text, padding, rows):
 
 
 given = Model(), ids, 4, draw, None, None
-shown = list(write_on(*given, torch.tensor([]), True))
+shown = list(write_tokens(*given, torch.tensor([]), True))
 assert torch.equal(torch.stack(shown), script)
-shown = list(write_on(*given, torch.tensor([0, 6]), True))
+shown = list(write_tokens(*given, torch.tensor([0, 6]), True))
 assert torch.stack(shown).tolist() == [[5, 6], [2, 6], [6, 6]]
 
 # transformer.LanguageModel
@@ -658,18 +657,18 @@ assert len(cache) == 1
 keys, _ = cache.append(second, second)
 assert torch.equal(keys, torch.cat([first[:, :1], second], dim=-2))
 
-# logits.keep_mass
+# logits.keep_top_p
 logits = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]).log()
-kept = lambda limit: keep_mass(logits, limit).isfinite().tolist()  # noqa: E731
+kept = lambda limit: keep_top_p(logits, limit).isfinite().tolist()  # noqa: E731
 assert kept(0.6) == [[False, True, True], [False, False, True]]
 assert kept(0.01) == [[False, True, False], [False, False, True]]
-assert torch.equal(keep_mass(logits, 1.0), logits)
+assert torch.equal(keep_top_p(logits, 1.0), logits)
 
-# logits.keep_near
+# logits.keep_min_p
 logits = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]).log()
-kept = lambda limit: keep_near(logits, limit).isfinite().tolist()  # noqa: E731
+kept = lambda limit: keep_min_p(logits, limit).isfinite().tolist()  # noqa: E731
 assert kept(0.5) == [[False, True, True], [False, False, True]]
-assert torch.equal(keep_near(logits, 0.0), logits)
+assert torch.equal(keep_min_p(logits, 0.0), logits)
 
 # logits.penalize
 logits = torch.tensor([[2.0, -1.0, 3.0]])
@@ -993,3 +992,152 @@ assert choose_splits(1, 100, 10) == 10
 assert choose_splits(10, 100, 10) == 1
 assert choose_splits(1, 1, 10) == 1
 assert choose_splits(4, 64, 8) == 2
+
+# speculative.acceptance
+p = torch.tensor([[0.5, 0.375, 0.125], [0.2, 0.2, 0.6]])
+q = torch.tensor([[0.25, 0.25, 0.5], [0.4, 0.4, 0.2]])
+kept = acceptance(p, q, torch.tensor([2, 1]))
+assert torch.allclose(kept, torch.tensor([0.25, 0.5]))
+assert acceptance(p[0], q[0], torch.tensor(0)).item() == 1.0
+
+# speculative.residual
+p, q = torch.tensor([0.5, 0.375, 0.125]), torch.tensor([0.25, 0.25, 0.5])
+assert torch.allclose(residual(p, q), torch.tensor([2 / 3, 1 / 3, 0.0]))
+both = residual(torch.stack([p, q]), torch.stack([q, q]))
+assert torch.allclose(both, torch.stack([torch.tensor([2 / 3, 1 / 3, 0.0]), q]))
+
+# speculative.judge
+one = torch.eye(4)
+right, wrong = torch.tensor([1, 2, 3]), torch.tensor([1, 0, 3])
+p = one[[1, 2, 3, 0]]  # what the model says, in four places
+assert judge(p, one[right], right).tolist() == [1, 2, 3, 0]
+assert judge(p, one[wrong], wrong).tolist() == [1, 2]
+guesses = torch.stack([right, wrong])
+both = judge(p.expand(2, 4, 4), one[guesses], guesses)
+assert both.tolist() == [[1, 2], [1, 2]]
+both = judge(p.expand(2, 4, 4), one[guesses], guesses, over=torch.tensor([False, True]))
+assert both.tolist() == [[1, 2, 3, 0], [1, 0, 3, 0]]
+nothing = judge(p[:1], p[:0], right[:0])
+assert nothing.tolist() == [1]
+assert judge(torch.zeros(0, 2, 4), torch.zeros(0, 1, 4), right.new_zeros(0, 1)).numel() == 0
+
+# speculative.following
+assert following([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
+assert following([1, 2, 8, 1, 2, 7, 1, 2], 1) == [7]
+assert following([4, 7, 4, 7], 5) == [4, 7, 4, 7, 4]
+assert following([1, 2, 3], 2) == []
+assert following([5], 2) == []
+
+# speculative.laws
+logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0], [1.0, 3.0, 2.0]])
+ids, guesses = torch.tensor([0, 0]), torch.tensor([2, 1])
+softmax = lambda z: z.softmax(dim=-1)  # noqa: E731
+found = laws(logits, ids, guesses, softmax, 1.0, None)
+assert torch.allclose(found, logits.softmax(dim=-1))
+found = laws(logits, ids, guesses, softmax, 2.0, None)
+halved = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0], [0.5, 1.5, 1.0]])
+assert torch.allclose(found, halved.softmax(dim=-1))
+
+# speculative.write_drafted
+
+
+class Held:
+    """A cache that counts."""
+
+    def __init__(self):
+        self.length = 0
+
+    def __len__(self):
+        return self.length
+
+    def truncate(self, length):
+        assert length <= self.length
+        self.length = length
+
+
+class Counts:
+    """A model that says one token more than the last; it looks at what it has read."""
+
+    def __call__(self, read, cache, padding, last):
+        cache[0].length += read.shape[-1]
+        return torch.eye(50)[(read + 1) % 50][..., -last:, :]
+
+
+class Guesses:
+    def propose(self, ids, count):
+        asked.append(count)
+        ahead = ids[..., -1:] + 1 + torch.arange(count)
+        return torch.where(ahead % 4 == 0, 49, ahead), None
+
+
+def judged(logits, ids, guesses, q, over):
+    best = logits.argmax(dim=-1)
+    right = (best[..., : guesses.shape[-1]] == guesses).long().cumprod(dim=-1).sum(dim=-1)
+    right = right.masked_fill(over, guesses.shape[-1])
+    return best[..., : int(right.min()) + 1]
+
+
+asked, held, none = [], Held(), torch.tensor([], dtype=torch.long)
+start = torch.tensor([[8, 9], [18, 19]])
+options = Guesses(), 5, judged, [held], None
+text = write_drafted(Counts(), start, 9, *options, none)
+assert text.tolist() == [list(range(8, 19)), list(range(18, 29))]
+assert len(held) == text.shape[-1] - 1 and asked[0] == 5 and max(asked) <= 5
+held.length, asked = 0, []
+text = write_drafted(Counts(), start, 9, *options, torch.tensor([12, 21]))
+assert text.tolist() == [[8, 9, 10, 11, 12], [18, 19, 20, 21, 21]]
+held.length = 0
+assert write_drafted(Counts(), start[0], 1, *options, none).tolist() == [8, 9, 10]
+
+# quantized.quantize
+codes, low, step = quantize(torch.tensor([[0.0, 1.0, 3.0], [5.0, 5.0, 5.0]]), 2, -1)
+assert codes.tolist() == [[0, 1, 3], [0, 0, 0]] and codes.dtype == torch.uint8
+assert low.tolist() == [[0.0], [5.0]] and step.tolist() == [[1.0], [0.0]]
+codes, low, step = quantize(torch.tensor([[0.0, 7.0], [15.0, -8.0]]), 4, -2)
+assert codes.tolist() == [[0, 15], [15, 0]] and low.tolist() == [[0.0, -8.0]]
+assert step.tolist() == [[1.0, 1.0]]
+assert quantize(torch.tensor([0.0, 0.6, 3.0]), 2, -1)[0].tolist() == [0, 1, 3]  # rounded
+ends = torch.tensor([-6e4, 6e4], dtype=torch.float16)
+assert quantize(ends, 8, -1)[2].isfinite().all()
+
+# quantized.dequantize
+codes = torch.tensor([[0, 3], [2, 1]], dtype=torch.uint8)
+back = dequantize(codes, torch.tensor([[1.0], [-1.0]]), torch.tensor([[0.5], [2.0]]))
+assert back.tolist() == [[1.0, 2.5], [3.0, 1.0]]
+
+# quantized.pack
+codes = torch.tensor([[1, 2, 3, 0], [0, 0, 0, 2]], dtype=torch.uint8)
+assert pack(codes, 2).tolist() == [[1 + 2 * 4 + 3 * 16], [2 * 64]]
+assert pack(codes, 4).tolist() == [[1 + 2 * 16, 3], [0, 2 * 16]]
+assert pack(codes, 8).tolist() == codes.tolist()
+assert pack(torch.tensor([255, 7], dtype=torch.uint8), 8).tolist() == [255, 7]
+assert pack(codes, 2).dtype == torch.uint8
+assert pack(codes[:, :3], 4).tolist() == [[1 + 2 * 16, 3], [0, 0]]
+
+# quantized.unpack
+packed = torch.tensor([[57, 128]], dtype=torch.uint8)
+assert unpack(packed, 2, 8).tolist() == [[1, 2, 3, 0, 0, 0, 0, 2]]
+assert unpack(packed, 4, 4).tolist() == [[9, 3, 0, 8]]
+assert unpack(packed, 8, 2).tolist() == [[57, 128]]
+assert unpack(packed, 2, 5).tolist() == [[1, 2, 3, 0, 0]]
+
+# quantized.QuantizedCache
+torch.manual_seed(6)
+k, v = torch.randn(2, 11, 8) * torch.arange(1.0, 9.0), torch.randn(2, 11, 4)
+cache, seen = QuantizedCache(20, bits=2, group=3), []
+for t in range(11):
+    seen = cache.append(k[:, t : t + 1], v[:, t : t + 1])
+assert len(cache) == 11 and seen[0].shape == k.shape and seen[1].shape == v.shape
+# at the last step six tokens were stored: two groups of three, and five were in full
+assert torch.equal(seen[0][:, 6:], k[:, 6:]) and torch.equal(seen[1][:, 6:], v[:, 6:])
+off = (seen[0] - k)[:, :6].unflatten(1, (2, 3)).abs()
+groups = k[:, :6].unflatten(1, (2, 3))
+span = groups.amax(2, keepdim=True) - groups.amin(2, keepdim=True)
+assert (off <= span / 6 + 1e-5).all() and off.max() > 0.01
+off, few = (seen[1] - v)[:, :6].abs(), v[:, :6]
+span = few.amax(-1, keepdim=True) - few.amin(-1, keepdim=True)
+assert (off <= span / 6 + 1e-5).all() and off.max() > 0.01
+assert cache.recent[0].shape[-2] == 5
+again = QuantizedCache(20, bits=2, group=3)
+assert torch.equal(again.append(k, v)[0], k)  # a piece sees itself in full
+assert again.recent[0].shape[-2] == 5 and again.stored[0].shape[-3] == 2

@@ -32,25 +32,21 @@ class TransformerBlock:
         return x
 
 
-# generation.sample
-def sample(logits, temperature=1.0, top_k=None, top_p=None, min_p=None, generator=None):
-    order = logits.argsort(dim=-1, descending=True)
-    if top_k is not None:
-        order = order[..., :top_k]
-    if temperature == 0:
-        return order[..., :1]
+# generation.token_probabilities
+def token_probabilities(logits, temperature, top_k=None, top_p=None, min_p=None):
+    order = logits.argsort(dim=-1, descending=True)[..., :top_k]
     few = logits.gather(-1, order)
     chance = ((few - few[..., :1]) / temperature).softmax(dim=-1)
     if top_p is not None:
         chance = chance * (chance.cumsum(dim=-1) - chance < top_p)
     if min_p is not None:
         chance = chance * (chance >= min_p * chance[..., :1])
-    drawn = torch.multinomial(chance, num_samples=1, generator=generator)
-    return order.gather(-1, drawn)
+    chance = chance / chance.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(logits).scatter(-1, order, chance)
 
 
-# generation.write_on
-def write_on(model, ids, length, draw, cache, padding, ends, own):
+# generation.write_tokens
+def write_tokens(model, ids, length, draw, cache, padding, ends, own):
     rows = torch.arange(len(ids)) if ids.dim() == 2 else ...
     closed = torch.zeros(ids.shape[:-1], dtype=torch.bool)
     for _ in range(length):

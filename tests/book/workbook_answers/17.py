@@ -25,16 +25,16 @@ def padded_places(padding, start, end):
     return torch.relu(new - first), keys.unsqueeze(1).unsqueeze(1)
 
 
-# logits.keep_mass
-def keep_mass(logits, mass):
+# logits.keep_top_p
+def keep_top_p(logits, mass):
     chance = logits.softmax(dim=-1)
     ahead = (chance[..., None, :] > chance[..., None]).to(chance.dtype)  # before each
     before = (ahead * chance[..., None, :]).sum(dim=-1)
     return logits.masked_fill((before >= mass) & (mass < 1), float("-inf"))
 
 
-# logits.keep_near
-def keep_near(logits, least):
+# logits.keep_min_p
+def keep_min_p(logits, least):
     chance = logits.softmax(dim=-1)
     low = chance < least * chance.max(dim=-1, keepdim=True).values
     return logits.masked_fill(low, float("-inf"))

@@ -7,18 +7,18 @@ def repeat_heads(x, times):
 # cache.WindowCache
 class WindowCache:
     def append(self, key, value):
-        w, new = self.window, key.shape[-2]
+        w, new, room = self.window, key.shape[-2], self.places
         oldest = max(self.first, self.length - w + (1 if new else 0))
-        before = [t % w for t in range(oldest, self.length)]
+        before = [t % room for t in range(oldest, self.length)]
         keys = torch.cat([self.keys[..., before, :], key], dim=-2)
         values = torch.cat([self.values[..., before, :], value], dim=-2)
         for number in range(new):
-            place = (self.length + number) % w
+            place = (self.length + number) % room
             self.keys.select(-2, place).copy_(key.select(-2, number))
             self.values.select(-2, place).copy_(value.select(-2, number))
         self.length += new
-        if self.length - self.first > w:
-            self.first = self.length - w
+        if self.length - self.first > room:
+            self.first = self.length - room
         return keys, values
 
 

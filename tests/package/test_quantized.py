@@ -1,0 +1,160 @@
+"""Keys and values in few bits: within half a step, and otherwise as a `KVCache`."""
+
+import random
+
+import pytest
+import torch
+
+from attnlib import KVCache, LanguageModel, QuantizedCache, speculate
+from attnlib.quantized import dequantize, quantize
+from attnlib.testing import check_cache
+
+GROUP = 4
+
+
+def pair(n, leading=(2, 3), d_k=7, d_v=10, dtype=torch.float32):
+    return tuple(torch.randn(*leading, n, d, dtype=dtype) for d in (d_k, d_v))
+
+
+def says(words):
+    return pytest.raises((TypeError, ValueError), match=words)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_conformance(as_shipped, bits):
+    """What it has not stored yet is exact."""
+    check_cache(lambda capacity: QuantizedCache(capacity, bits))
+
+
+def allowed(key, value, bits):
+    """Half a step of each number, as groups were when they were stored."""
+    k, v = key.double(), value.double()
+    groups = k.unflatten(-2, (-1, GROUP))
+    span_k = (groups.amax(-2, True) - groups.amin(-2, True)).expand(groups.shape)
+    span_v = (v.amax(-1, True) - v.amin(-1, True)).expand(v.shape)
+    return [span / (2**bits - 1) / 2 for span in (span_k.flatten(-3, -2), span_v)]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("leading", [(), (3,), (2, 4)])
+def test_stored_numbers_are_half_a_step_off_at_most(bits, dtype, leading):
+    torch.manual_seed(bits)
+    key, value = pair(23, leading, dtype=dtype)
+    key[..., 2] += 20  # a large feature is no matter for the others
+    cache, at = QuantizedCache(23, bits, GROUP), 0
+    for size in (1, 6, 2, 9, 4, 1):
+        new = slice(at, at + size)
+        seen = cache.append(key[..., new, :], value[..., new, :])
+        stored = max(0, at // GROUP - 1) * GROUP
+        at += size
+        assert len(cache) == at and seen[0].dtype == dtype
+        whole = key[..., :at, :], value[..., :at, :]
+        rounding = 40 * torch.finfo(dtype).eps
+        for found, expected in zip(seen, whole, strict=True):
+            assert torch.equal(found[..., stored:, :], expected[..., stored:, :])
+        limits = allowed(key[..., :stored, :], value[..., :stored, :], bits)
+        for found, expected, limit in zip(seen, whole, limits, strict=True):
+            off = (found - expected)[..., :stored, :].double().abs()
+            size = expected[..., :stored, :].double().abs()
+            assert (off <= limit + rounding * (1 + size)).all()
+
+
+def test_any_order_of_appends_and_truncations():
+    """Beside a plain cache: what was never stored is exact, and lengths agree."""
+    for trial in range(60):
+        torch.manual_seed(trial)
+        random.seed(trial)
+        ours, plain = QuantizedCache(60, 8, GROUP), KVCache(60)
+        for _ in range(12):
+            if random.random() < 0.6 and len(plain) < 50:
+                new = pair(random.randint(0, 10))
+                if not len(plain) and not new[0].shape[-2]:
+                    continue
+                seen, expected = ours.append(*new), plain.append(*new)
+                for found, right in zip(seen, expected, strict=True):
+                    assert found.shape == right.shape
+                    assert (found - right).abs().max() < 0.1 if right.numel() else True
+            else:
+                length = random.randint(0, len(plain))
+                ours.truncate(length)
+                plain.truncate(length)
+            assert len(ours) == len(plain)
+            if ours.recent is not None and len(ours):
+                recent = ours.recent[0].shape[-2]
+                assert recent < 2 * GROUP and recent >= min(len(ours), GROUP)
+        chosen = torch.tensor([1, 1, 0])
+        if len(plain):
+            ours.select(chosen)
+            plain.select(chosen)
+            new = pair(1, (3, 3)) if len(plain) else pair(1)
+            found, right = ours.append(*new), plain.append(*new)
+            assert (found[0] - right[0]).abs().max() < 0.1
+
+
+def test_what_is_returned_is_the_callers():
+    cache = QuantizedCache(30, 8, GROUP)
+    key, value = pair(10)
+    seen = cache.append(key, value)
+    kept = key.clone()
+    key.zero_()
+    seen[1].zero_()
+    again = cache.append(*pair(1))
+    assert (again[0][..., :10, :] - kept).abs().max() < 0.1
+    assert again[1][..., :10, :].abs().max() > 0.5
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_bytes(bits):
+    cache = QuantizedCache(2000, bits)
+    assert cache.nbytes == 0
+    for _ in range(20):
+        cache.append(*pair(64, (1, 1), 64, 64, torch.float16))
+    per_token = cache.nbytes / 1280
+    assert {2: 44, 4: 76, 8: 140}[bits] <= per_token < {2: 55, 4: 86, 8: 146}[bits]
+    cache.truncate(0)
+    assert cache.nbytes == 0
+
+
+def test_a_model_writes_with_it():
+    torch.manual_seed(1)
+    model = LanguageModel(11, 120, 16, 2, 2, positions="rotary", num_kv_heads=1).eval()
+    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    plain = model.generate(ids, 90, temperature=0.0, cache=True)
+    caches = [QuantizedCache(100, 8, GROUP) for _ in model.blocks]
+    found = model.generate(ids, 90, temperature=0.0, cache=caches)
+    assert torch.equal(plain[:, :30], found[:, :30])
+    with torch.no_grad():
+        caches = [QuantizedCache(100, 8, GROUP) for _ in model.blocks]
+        rows = torch.cat([model(part, cache=caches) for part in plain.split(7, dim=1)], 1)
+        assert (rows - model(plain)).abs().max() < 0.05
+    caches = [QuantizedCache(100, 8, GROUP) for _ in model.blocks]
+    drafted = speculate(model, ids, 30, temperature=0.0, cache=caches)
+    assert torch.equal(drafted, plain[:, :33])
+
+
+def test_equal_numbers_and_large_ones():
+    same = torch.full((3, 8), 2.5)
+    codes, low, step = quantize(same, 2, -1)
+    assert torch.equal(dequantize(codes, low, step), same)
+    huge = torch.tensor([-6e4, 1.0, 6e4], dtype=torch.float16)
+    assert quantize(huge, 8, -1)[2].isfinite().all()
+
+
+def test_refusals(as_shipped):
+    for words, given in {
+        "bits: expected 8, 4 or 2, got 3": (10, 3),
+        "bits: expected 8, 4 or 2, got True": (10, True),
+        "group: expected at least 1": (10, 8, 0),
+        "group: expected a whole number": (10, 8, 2.0),
+        "capacity: expected at least 1": (0,),
+    }.items():
+        with says(words):
+            QuantizedCache(*given)
+    cache = QuantizedCache(10, 2)
+    cache.append(*pair(3))
+    with says("length: expected between 0 and 3, got 4"):
+        cache.truncate(4)
+    with says("rows: expected a tensor of integers"):
+        cache.select([0])
+    assert repr(cache) == "QuantizedCache(capacity=10, bits=2, group=32), 3 tokens"
