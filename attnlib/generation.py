@@ -82,7 +82,7 @@ def token_probabilities(
 def draw_token(
     probabilities: Float[Tensor, "*batch vocab_size"], generator: Generators
 ) -> Int[Tensor, "*batch 1"]:
-    """A token drawn with these probabilities, or one for each sequence by its own generator.
+    """A token drawn with these probabilities, by each sequence's generator if it has one.
 
     Source: chapter 9.
     """
@@ -302,17 +302,15 @@ def stream(
     cache, padding = model.start_writing(ids, length, cache, padding)
     limits = temperature, top_k, top_p, min_p
     require_choice(ids, *limits, repetition_penalty, generator)
-    each = not (generator is None or isinstance(generator, torch.Generator))
+    each = ids.dim() == 2 and isinstance(generator, list | tuple)
 
     def draw(logits, ids, padding, rows):
         if repetition_penalty != 1:
             from attnlib.logits import penalize  # chapter 17, which comes later
 
             logits = penalize(logits, ids, repetition_penalty, padding)
-        own_generators = (
-            [generator[i] for i in rows] if each and ids.dim() == 2 else generator
-        )
-        return sample(logits, *limits, own_generators)
+        chosen = [generator[i] for i in rows] if each else generator
+        return sample(logits, *limits, chosen)
 
     ends = stop_tokens(stop, model, ids)
     return write_tokens(model, ids, length, draw, cache, padding, ends, own)

@@ -25,6 +25,8 @@ from attnlib.generation import (
 )
 from attnlib.logits import penalize
 
+Law = Callable[[Tensor], Tensor]  # makes probabilities (..., V) of logits (..., V)
+
 
 def acceptance(
     p: Float[Tensor, "*batch vocab_size"],
@@ -102,7 +104,7 @@ def uniform(
 
 
 def following(text: Sequence[int], count: int, longest: int = 3) -> list[int]:
-    """What followed when the last tokens of a text were there before; [] if they never were.
+    """What followed where the last tokens of a text were there before; [] if they were not.
 
     Args:
         text: its tokens.
@@ -141,9 +143,6 @@ class NgramDraft:
             return ids[..., :0], None
         rows = [row or [0] * count for row in rows]  # as good as any
         return ids.new_tensor(rows).view(*ids.shape[:-1], count), None
-
-
-Law = Callable[[Float[Tensor, "*batch vocab_size"]], Float[Tensor, "*batch vocab_size"]]
 
 
 class ModelDraft:
@@ -195,21 +194,6 @@ class ModelDraft:
         return most
 
 
-@runtime_checkable
-class Draft(Protocol):
-    """What guesses: `NgramDraft`, `ModelDraft`, or one of your own.
-
-    Source: chapter 26.
-    """
-
-    def propose(
-        self, ids: Int[Tensor, "*batch tokens"], count: int
-    ) -> tuple[
-        Int[Tensor, "*batch guesses"], Float[Tensor, "*batch guesses vocab_size"] | None
-    ]:
-        """At most `count` guesses of what follows, and their laws; `None` if certain."""
-
-
 def law_of(
     logits: Float[Tensor, "*batch vocab_size"],
     temperature: float = 1.0,
@@ -247,6 +231,21 @@ def laws(
             row = penalize(row, text, repetition_penalty, padding)
         found.append(law(row))
     return torch.stack(found, dim=-2)
+
+
+@runtime_checkable
+class Draft(Protocol):
+    """What guesses: `NgramDraft`, `ModelDraft`, or one of your own.
+
+    Source: chapter 26.
+    """
+
+    def propose(
+        self, ids: Int[Tensor, "*batch tokens"], count: int
+    ) -> tuple[
+        Int[Tensor, "*batch guesses"], Float[Tensor, "*batch guesses vocab_size"] | None
+    ]:
+        """At most `count` guesses of what follows, and their laws; `None` if certain."""
 
 
 def write_drafted(
@@ -386,7 +385,7 @@ def draft_of(
 
 
 def first_blocks(model: nn.Module, count: int) -> nn.Module:
-    """A model of the first blocks of another, with the same norm and head; nothing is copied.
+    """The first blocks of a model, with its norm and its head; nothing is copied.
 
     Raises:
         ValueError: not at least one block, or not fewer than there are.

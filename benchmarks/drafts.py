@@ -18,10 +18,10 @@ from attnlib.gguf import gguf_tokenizer
 
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TASKS = {
-    "spelling": "Correct the spelling: The bus was late agian, so Maria walked to the markte. "
-    "The market was full of people, and the smell of bread made her hungry. She bought two "
-    "apples and a loaf of bread, and on the way home she met her brother, who had lost his "
-    "keys.",
+    "spelling": "Correct the spelling: The bus was late agian, so Maria walked to the "
+    "markte. The market was full of people, and the smell of bread made her hungry. She "
+    "bought two apples and a loaf of bread, and on the way home she met her brother, who "
+    "had lost his keys.",
     "story": "Tell me a short story about a cat that lives in a library.",
 }
 DRAFTS = (("ngram", 2), ("ngram", 4), ("ngram", 8), (20, 2), (28, 2))

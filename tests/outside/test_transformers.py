@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlib import ScaledDotProductAttention, hf
-from attnlib.logits import keep_top_p, keep_min_p, penalize
+from attnlib.logits import keep_min_p, keep_top_p, penalize
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -52,7 +52,9 @@ class QuantizedCache:
         parts = [*quantize(k, self.bits, -2), *quantize(v, self.bits, -1)]
         parts[0], parts[3] = pack(parts[0], self.bits), pack(parts[3], self.bits)
         if self.stored:
-            parts = [torch.cat([a, b], dim=-3) for a, b in zip(self.stored, parts)]
+            parts = [
+                torch.cat([a, b], dim=-3) for a, b in zip(self.stored, parts, strict=True)
+            ]
         self.stored = tuple(parts)
 
     def read(self, key, value):
