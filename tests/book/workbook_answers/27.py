@@ -24,8 +24,8 @@ def pack(codes, bits):
 
 # quantized.unpack
 def unpack(packed, bits, d):
-    parts = [packed // 2**shift % 2**bits for shift in range(0, 8, bits)]
-    return torch.stack(parts, dim=-1).flatten(-2)[..., :d]
+    parts = [packed.long() // 2**shift % 2**bits for shift in range(0, 8, bits)]
+    return torch.stack(parts, dim=-1).to(torch.uint8).flatten(-2)[..., :d]
 
 
 # quantized.QuantizedCache
