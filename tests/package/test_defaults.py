@@ -31,6 +31,7 @@ USUAL = {
     **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64},
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
     **{"ignore": (), "held": (), "repetition_penalty": 1.0, "stop": ()},
+    **{"spare": 0, "bits": 8, "group": 32, "longest": 3, "draft": "ngram", "ahead": 4},
 }
 # By the function or the class, where it is another.
 SMALL, NO_BIAS, PAGES = {"eps": 1e-6}, {"bias": False}, {"causal": True}
@@ -43,6 +44,7 @@ OTHERS = {
     **{"GPT2": {"activation": gelu_tanh}, "LanguageModel": {"positions": "learned"}},
     **{"paged_attention": PAGES, "paged_attention_triton": PAGES},
     **{"shard_positions": {"order": "zigzag"}, "stream": {"cache": True}},
+    "speculate": {"cache": True},
     **{f"{x}Attention:forward": {"enable_gqa": True} for x in ("Ring", "Head")},
     "check_attention": {"leading": ((), (3,), (2, 2))},
     "check_cache": {"leading": ((), (3,), (2, 4))},
