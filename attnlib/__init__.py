@@ -19,11 +19,12 @@ from attnlib.flash_triton import (
 )
 from attnlib.fused import fused_attention
 from attnlib.gated_feed_forward import GatedFeedForward
-from attnlib.generation import sample, stream
+from attnlib.generation import as_text, sample, stream
 from attnlib.gpt2 import GPT2
 from attnlib.latent import LatentAttention
 from attnlib.layer_norm import LayerNorm
 from attnlib.llama import Llama, LlamaConfig
+from attnlib.logits import log_probabilities
 from attnlib.masks import (
     apply_mask,
     causal_mask,
@@ -87,6 +88,7 @@ __all__ = [
     # Chapter 9: the transformer
     "LanguageModel",
     "TransformerBlock",
+    "as_text",
     "sample",
     "sinusoidal_positions",
     "stream",
@@ -108,6 +110,7 @@ __all__ = [
     "rotate",
     # Chapter 17: a cache
     "KVCache",
+    "log_probabilities",
     # Chapter 18: fewer keys
     "LatentAttention",
     "WindowCache",

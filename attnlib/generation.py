@@ -5,11 +5,12 @@ Derived in chapter 9, "The transformer" (book/09_transformer.ipynb).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnlib.checks import CacheLike, require_count, require_probability, require_sizes
@@ -177,7 +178,6 @@ def require_choice(
     top_k: int | None,
     top_p: float | None,
     min_p: float | None,
-    repetition_penalty: float,
     generator: Generators,
 ) -> None:
     """Refuses what does not say how the tokens of a text are to be drawn.
@@ -188,9 +188,6 @@ def require_choice(
     Source: chapter 9.
     """
     require_limits(temperature, top_k, top_p, min_p)
-    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
-        got = f"above 0 and finite, got {repetition_penalty}"
-        raise ValueError(f"repetition_penalty: expected a number {got}")
     require_generators(generator, ids.shape[:-1])
 
 
@@ -214,7 +211,7 @@ def write_tokens(
     draw: Callable[..., Int[Tensor, "*batch 1"]],
     cache: Sequence[CacheLike] | None,
     padding: Int[Tensor, " batch"] | None,
-    ends: Int[Tensor, " ends"],
+    ended: Callable[..., Bool[Tensor, "*batch"]],
     own: bool,
 ) -> Iterator[Int[Tensor, "*batch"]]:
     """The loop of `stream`; what has ended leaves the batch if the caches are our own.
@@ -234,10 +231,8 @@ def write_tokens(
         last[rows] = torch.where(over[rows], last[rows], new)
         yield last.clone()
         ids = torch.cat([ids, last[rows][..., None]], dim=-1)
-        if not len(ends):
-            continue
-        over = torch.isin(last, ends)
-        if over.all():
+        over[rows] |= ended(ids)
+        if over.numel() and over.all():
             return
         if own and over[rows].any():
             left = (~over[rows]).nonzero()[:, 0]
@@ -256,10 +251,13 @@ def stream(
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    bias: Mapping[int, float] | None = None,
     generator: Generators = None,
     cache: bool | Sequence[CacheLike] = True,
     padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
-    stop: Sequence[int] = (),
+    stop: Collection[int | str] = (),
+    tokenizer: Any = None,
 ) -> Iterator[Int[Tensor, "*batch"]]:
     """Yields what a model writes, token by token, as soon as each is drawn.
 
@@ -273,15 +271,19 @@ def stream(
         ids: the start, (n,) or (batch, n), at least one token.
         length: the most tokens to draw, at least 0, each by `sample`.
         temperature, top_k, top_p, min_p, generator: see `sample`.
-        repetition_penalty: what makes tokens of the text less likely, above 0; 1 changes
-            nothing, see chapter 17.
+        repetition_penalty, presence_penalty: what makes tokens of the text less likely, by
+            a factor above 0 or by a difference; 1 and 0 change nothing, see chapter 17.
+        bias: what is added to the logits of some tokens, after the penalties; -inf forbids
+            a token.
         cache: whether to keep keys and values, so that each step computes one token: the
             same tokens in less time. Or the caches themselves, one for each block; what
             they hold must be the beginning of ids, and is not computed again.
         padding: how many columns at the front of each sequence, (batch,), hold no token, so
             that sequences of a batch may differ in length.
-        stop: the tokens that end a text, as ids; none by default. A sequence that has ended
-            is computed no longer, unless caches were given: they keep all sequences.
+        stop: the tokens that end a text, as ids, and texts that do, wherever they come in
+            what is written; none by default. A sequence that has ended is computed no
+            longer, unless caches were given: they keep all sequences.
+        tokenizer: what `decode` makes a text of a list of ids, for texts in stop.
 
     Yields:
         The next token of each sequence, shape () or (batch,): of one that has ended, again
@@ -289,10 +291,11 @@ def stream(
 
     Raises:
         TypeError, ValueError: at once, and not at the first token: see `forward` of the
-            model and `sample`; a length below 0; no token to start from; a token of stop
-            that is outside the vocabulary, or sharded parameters, whose ranks have to take
-            equally many steps; or with a cache, more tokens than context_length or the
-            caches have room for.
+            model and `sample`; a length below 0; no token to start from; a token of bias or
+            stop that is outside the vocabulary, a bias that is no number or forbids all;
+            an empty text in stop, or texts without a tokenizer; stop with sharded
+            parameters, whose ranks have to take equally many steps; or with a cache, more
+            tokens than context_length or the caches have room for.
 
     Source: chapter 9, eq-next-token, eq-temperature; chapter 17.
     """
@@ -301,38 +304,112 @@ def stream(
     own = isinstance(cache, bool)
     cache, padding = model.start_writing(ids, length, cache, padding)
     limits = temperature, top_k, top_p, min_p
-    require_choice(ids, *limits, repetition_penalty, generator)
+    require_choice(ids, *limits, generator)
+    adjust = adjustment(model, repetition_penalty, presence_penalty, bias)
     each = ids.dim() == 2 and isinstance(generator, list | tuple)
 
     def draw(logits, ids, padding, rows):
-        if repetition_penalty != 1:
-            from attnlib.logits import penalize  # chapter 17, which comes later
-
-            logits = penalize(logits, ids, repetition_penalty, padding)
         chosen = [generator[i] for i in rows] if each else generator
-        return sample(logits, *limits, chosen)
+        return sample(adjust(logits, ids, padding), *limits, chosen)
 
-    ends = stop_tokens(stop, model, ids)
-    return write_tokens(model, ids, length, draw, cache, padding, ends, own)
+    ended = ending(stop, model, ids, tokenizer)
+    return write_tokens(model, ids, length, draw, cache, padding, ended, own)
 
 
-def stop_tokens(
-    stop: Sequence[int], model: nn.Module, ids: Int[Tensor, "*batch tokens"]
-) -> Int[Tensor, " ends"]:
-    """The tokens that end a text, as a tensor.
+def adjustment(
+    model: nn.Module,
+    repetition_penalty: float,
+    presence_penalty: float,
+    bias: Mapping[int, float] | None,
+) -> Callable[..., Float[Tensor, "*batch vocab_size"]]:
+    """What is done to logits before the draw: a function of them, the text, and padding.
 
     Raises:
         TypeError, ValueError: see `stream`.
 
     Source: chapter 9.
     """
-    if isinstance(stop, str | bytes) or not isinstance(stop, Iterable):
-        raise TypeError(f"stop: expected a list of token ids, got {stop!r}")
-    most = model.token_embedding.num_embeddings - 1
-    stop = [require_count("stop", end, least=0, most=most) for end in stop]
-    if stop and any(hasattr(p, "device_mesh") for p in model.parameters()):
+    if not 0 < require_number("repetition_penalty", repetition_penalty) < math.inf:
+        got = f"above 0 and finite, got {repetition_penalty}"
+        raise ValueError(f"repetition_penalty: expected a number {got}")
+    if not math.isfinite(require_number("presence_penalty", presence_penalty)):
+        raise ValueError(f"presence_penalty: expected finite, got {presence_penalty}")
+    if bias is not None and not isinstance(bias, Mapping):
+        raise TypeError(f"bias: expected numbers by token, or None, got {bias!r}")
+    if repetition_penalty == 1 and presence_penalty == 0 and not bias:
+        return lambda logits, ids, padding: logits
+    from attnlib.logits import bias_of, penalize  # chapter 17, which comes later
+
+    added = bias_of(bias or {}, model.token_embedding.num_embeddings)
+
+    def adjust(logits, ids, padding):
+        penalties = repetition_penalty, presence_penalty
+        return penalize(logits, ids, *penalties, padding) + added.to(logits.device)
+
+    return adjust
+
+
+def ending(
+    stop: Collection[int | str],
+    model: nn.Module,
+    ids: Int[Tensor, "*batch tokens"],
+    tokenizer: Any,
+) -> Callable[[Tensor], Bool[Tensor, "*batch"]]:
+    """Whether the last token of a text, (..., n), ends it: a function of texts with ids.
+
+    Raises:
+        TypeError, ValueError: see `stream`.
+
+    Source: chapter 9.
+    """
+    if isinstance(stop, str | bytes) or not isinstance(stop, Collection):
+        raise TypeError(f"stop: expected a list of token ids or texts, got {stop!r}")
+    most, start = model.token_embedding.num_embeddings - 1, ids.shape[-1]
+    texts = [end for end in stop if isinstance(end, str)]
+    ends = [end for end in stop if not isinstance(end, str)]
+    ends = [require_count("stop", end, least=0, most=most) for end in ends]
+    ends = torch.tensor(ends, dtype=ids.dtype, device=ids.device)
+    if "" in texts:
+        raise ValueError("stop: expected no empty text, which is in every text")
+    if texts and not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(
+            f"tokenizer: expected one with decode for texts of stop, got {tokenizer!r}"
+        )
+    if len(stop) and any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ValueError(
             "stop: expected none where parameters are sharded, since all ranks have to "
             "take equally many steps"
         )
-    return torch.tensor(stop, dtype=ids.dtype, device=ids.device)
+
+    def ended(ids):
+        over = torch.isin(ids[..., -1], ends)
+        if texts:
+            rows = ids[..., start:].reshape(-1, ids.shape[-1] - start).tolist()
+            written = [tokenizer.decode(row) for row in rows]
+            found = [any(end in text for end in texts) for text in written]
+            over = over | torch.tensor(found, device=ids.device).view(over.shape)
+        return over
+
+    return ended
+
+
+def as_text(tokens: Iterable[Int[Tensor, ""]], tokenizer: Any) -> Iterator[str]:
+    """Yields the words of one text as its tokens come, in whole characters.
+
+    A character may be made of several tokens; if some are missing at the end, U+FFFD comes.
+
+    Args:
+        tokens: as `stream` yields them for one sequence.
+        tokenizer: what `decode` makes a text of a list of ids.
+
+    Source: chapter 9.
+    """
+    read, shown, text = [], "", ""
+    for token in tokens:
+        read.append(int(token))
+        text = tokenizer.decode(read)
+        if not text.endswith("\ufffd"):
+            yield text[len(shown) :]
+            shown = text
+    if text != shown:
+        yield text[len(shown) :]

@@ -6,7 +6,7 @@ Derived in chapter 22, "Inside transformers" (book/22_inside_transformers.ipynb)
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlib.base import BaseAttention, repeat_heads
-from attnlib.checks import changed_options
+from attnlib.cache import WindowCache
+from attnlib.checks import CacheLike, changed_options
 from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
 
@@ -279,6 +280,9 @@ def attend_for_model(
     return output.transpose(1, 2).contiguous(), weights
 
 
+WANTED = "expected version 5 or newer to be installed; pip install attnlib[transformers]"
+
+
 def refuse_bad_guest(name: str, attention: BaseAttention) -> None:
     """Refuses a name that means something else, or an attention that would be wrong.
 
@@ -417,9 +421,7 @@ def register(
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask as theirs
     except ImportError as error:
-        wanted = "expected version 5 or newer to be installed"
-        install = "pip install attnlib[transformers]"
-        raise ImportError(f"transformers: {wanted}; {install}") from error
+        raise ImportError(f"transformers: {WANTED}") from error
     sdpa_mask = partial(mask_for_model, theirs)
 
     taken = AttentionInterface().get(name)
@@ -431,3 +433,80 @@ def register(
     if model is not None:
         model.set_attn_implementation(name)
     return name
+
+
+def cache_for_model(caches: Sequence[CacheLike]) -> Any:
+    """A cache of `transformers` that keeps keys and values in caches of this book.
+
+    For `past_key_values` of a model, or of its `generate`, also with beams where the caches
+    can `select`. What the library crops, as for guessed tokens, it refuses here.
+
+    Args:
+        caches: one for each layer of the model, in this order; each serves one text, or
+            one batch, at a time. A `WindowCache` is for layers with this window.
+
+    Returns:
+        A `transformers.Cache`.
+
+    Raises:
+        ImportError: `transformers` is not installed, or too old.
+
+    Source: chapter 22.
+    """
+    try:
+        from transformers.cache_utils import Cache, CacheLayerMixin
+    except ImportError as error:
+        raise ImportError(f"transformers: {WANTED}") from error
+    layer = kept_layer(CacheLayerMixin)
+    return Cache(layers=[layer(held) for held in caches])
+
+
+def kept_layer(base: type) -> type:
+    """The class of a layer's part of `cache_for_model`, of the library's own for it.
+
+    Source: chapter 22, eq-guest-sees.
+    """
+
+    class KeptLayer(base):
+        """Keys and values of one layer, in a cache of this book."""
+
+        def __init__(self, held: CacheLike) -> None:
+            super().__init__()
+            self.held, self.is_initialized = held, True
+            self.is_sliding = isinstance(held, WindowCache)
+
+        def lazy_initialization(self, *tensors: Tensor) -> None:
+            """Nothing: the caches of this book take their memory at the first `append`."""
+
+        def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            """All keys and values that the new tokens may see."""
+            return self.held.append(key, value)
+
+        def get_mask_sizes(self, new: int) -> tuple[int, int]:
+            """How many keys `new` tokens get, and the position of the first."""
+            read, first = len(self.held), 0
+            if self.is_sliding and read:
+                first = max(self.held.first, read - self.held.window + 1)
+            return read - first + new, first
+
+        def get_seq_length(self) -> int:
+            """How many tokens were read."""
+            return len(self.held)
+
+        def get_max_length(self) -> int:
+            """How many may be read."""
+            return self.held.capacity
+
+        def reset(self) -> None:
+            """Forgets all."""
+            self.held.truncate(0)
+
+        def reorder_cache(self, rows: Tensor) -> None:
+            """Keeps these texts of the batch, in this order."""
+            self.held.select(rows)
+
+        def crop(self, *tokens: int) -> None:
+            """Refused, since versions of the library disagree on what the number is."""
+            raise NotImplementedError("cache: expected no cropping; see attnlib.speculate")
+
+    return KeptLayer

@@ -5,10 +5,14 @@ Derived in chapter 17, "A cache" (book/17_cache.ipynb).
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+
+from attnlib.checks import require_count
 
 
 def keep_top_p(
@@ -54,7 +58,8 @@ def keep_likely(
 def penalize(
     logits: Float[Tensor, "*batch vocab_size"],
     ids: Int[Tensor, "*batch tokens"],
-    penalty: float,
+    factor: float = 1.0,
+    difference: float = 0.0,
     padding: Int[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "*batch vocab_size"]:
     """Makes the tokens of a text less likely to come again, however often they are in it.
@@ -62,10 +67,11 @@ def penalize(
     Args:
         logits: shape (vocab_size,) or (batch, vocab_size).
         ids: the text so far, (n,) or (batch, n).
-        penalty: above 0; above 1 makes them less likely, below 1 likelier.
+        factor: above 0; above 1 makes them less likely, below 1 likelier.
+        difference: what is taken from their logits after that; below 0 makes them likelier.
         padding: how many columns at the front of each sequence hold no token.
 
-    Source: chapter 17, eq-repetition-penalty; Keskar et al. (2019).
+    Source: chapter 17, eq-repetition-penalty, eq-presence-penalty; Keskar et al. (2019).
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     ids = ids.long()
@@ -73,5 +79,65 @@ def penalize(
         columns = torch.arange(ids.shape[-1], device=ids.device)
         ids = torch.where(columns < padding[:, None], ids[:, -1:], ids)
     seen = logits.gather(-1, ids)
-    seen = torch.where(seen > 0, seen / penalty, seen * penalty)
+    seen = torch.where(seen > 0, seen / factor, seen * factor) - difference
     return logits.scatter(-1, ids, seen)
+
+
+def bias_of(bias: Mapping[int, float], words: int) -> Float[Tensor, " words"]:
+    """What is added to the logits of a vocabulary of `words` tokens.
+
+    Args:
+        bias: a number by token, finite or -inf, which forbids it.
+
+    Raises:
+        TypeError: a token or number that is none.
+        ValueError: a token outside the vocabulary; NaN or inf; all tokens are forbidden.
+
+    Source: chapter 17, eq-logit-bias.
+    """
+    added = torch.zeros(words)
+    for token, number in bias.items():
+        place = require_count("bias", token, least=0, most=words - 1)
+        if not isinstance(number, Real) or isinstance(number, bool):
+            raise TypeError(f"bias: expected a number for token {place}, got {number!r}")
+        added[place] = torch.tensor(number, dtype=torch.float64).float()  # 1e300: inf
+        if not added[place] < math.inf:
+            raise ValueError(
+                f"bias: expected a finite number, or -inf, for token {place}, got {number}"
+            )
+    if not added.isfinite().any():
+        raise ValueError("bias: expected one token at least that is not forbidden")
+    return added
+
+
+def log_probabilities(
+    model: nn.Module,
+    ids: Int[Tensor, "*batch tokens"],
+    padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+) -> Float[Tensor, "*batch predictions"]:
+    """The logarithm of the probability that a model gives to each token after the first.
+
+    Minus their mean is the loss of a text. Nothing is drawn, so no temperature, penalty or
+    bias counts.
+
+    Args:
+        model: a `LanguageModel`.
+        ids: texts of n >= 1 tokens, (n,) or (batch, n).
+        padding: how many columns at the front of each text, (batch,), hold no token.
+
+    Returns:
+        Shape (..., n - 1), with gradients; 0 where the token or the one before it is none.
+
+    Raises:
+        TypeError, ValueError: see `forward` of the model.
+
+    Source: chapter 17; chapter 9, eq-next-token.
+    """
+    logits = model(ids, padding=padding)[..., :-1, :]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    found = torch.log_softmax(wide, dim=-1).gather(-1, ids[..., 1:, None].long())[..., 0]
+    if padding is None:
+        return found
+    places = torch.arange(found.shape[-1], device=ids.device)
+    none = places < torch.as_tensor(padding, device=ids.device)[:, None]
+    return found.masked_fill(none, 0.0)

@@ -40,12 +40,15 @@ def require_library(name: str) -> ModuleType:
         raise ImportError(f"{name}: not installed; {wanted}") from error
 
 
-def read_config(folder: str | Path, ignore: Collection[str] = ()) -> dict[str, Any]:
+def read_config(
+    folder: str | Path, ignore: Collection[str] = (), file: str = "config.json"
+) -> dict[str, Any]:
     """What the file config.json of a model's folder says.
 
     Args:
         folder: where it is.
         ignore: names in it that are passed over.
+        file: another file of the same form.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -53,16 +56,16 @@ def read_config(folder: str | Path, ignore: Collection[str] = ()) -> dict[str, A
 
     Source: chapter 20.
     """
-    path = Path(folder) / "config.json"
+    path = Path(folder) / file
     if not path.is_file():
-        raise FileNotFoundError(f"folder: expected a file config.json in {folder}")
+        raise FileNotFoundError(f"folder: expected a file {file} in {folder}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"config.json: expected JSON, but {error}") from error
+        raise ValueError(f"{file}: expected JSON, but {error}") from error
     if not isinstance(config, dict):
         got = type(config).__name__
-        raise ValueError(f"config.json: expected an object with names, got a {got}")
+        raise ValueError(f"{file}: expected an object with names, got a {got}")
     if isinstance(ignore, str):
         raise TypeError(f"ignore: expected several names, got the text {ignore!r}")
     return {name: value for name, value in config.items() if name not in ignore}
@@ -569,3 +572,59 @@ def read_tokenizer(folder: str | Path) -> Any:
     tokenizer.no_truncation()  # whoever trained may have left both in the file
     tokenizer.no_padding()
     return tokenizer
+
+
+# What generation_config.json may say without a change of what is written: lengths, which
+# are the caller's, what no text has, and how transformers goes about it.
+NO_CHOICE = ("max_length", "max_new_tokens", "max_time", "pad_token_id", "bos_token_id")
+NO_CHOICE += (
+    "transformers_version",
+    "_from_model_config",
+    "use_cache",
+    "trust_remote_code",
+)
+NO_CHOICE += (
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "num_return_sequences",
+)
+NO_CHOICE += ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
+NO_CHOICE += ("return_dict_in_generate", "remove_invalid_values", "decoder_start_token_id")
+NO_CHOICE += ("early_stopping", "length_penalty", "disable_compile", "compile_config")
+NEUTRAL = {"num_beams": 1, "num_beam_groups": 1, "typical_p": 1.0, "epsilon_cutoff": 0.0}
+NEUTRAL |= {"eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0}
+NEUTRAL |= {"min_length": 0, "min_new_tokens": 0, "encoder_repetition_penalty": 1.0}
+NEUTRAL |= {"diversity_penalty": 0.0, "renormalize_logits": False, "guidance_scale": 1.0}
+NEUTRAL |= {"token_healing": False, "low_memory": False}
+
+
+def read_generation_config(folder: str | Path) -> dict[str, Any]:
+    """How a model's makers let it write, as arguments of `stream`, from their own file.
+
+    What the file does not say is as in transformers: the likeliest token without
+    `do_sample`, and with it one of the likeliest 50.
+
+    Raises:
+        FileNotFoundError: there is no file generation_config.json.
+        ValueError: it is not one JSON object, or asks for what `stream` does not do.
+
+    Source: chapter 20.
+    """
+    config = read_config(folder, NO_CHOICE, "generation_config.json")
+    asked = {name: value for name, value in config.items() if value is not None}
+    drawn = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
+    drawn = {name: asked.pop(name, usual) for name, usual in drawn.items()}
+    choice: dict[str, Any] = {"temperature": 0.0}
+    if asked.pop("do_sample", False):
+        choice = drawn | {"top_k": drawn["top_k"] or None}  # there, 0 stands for all
+    choice["repetition_penalty"] = asked.pop("repetition_penalty", 1.0)
+    ends, texts = asked.pop("eos_token_id", []), asked.pop("stop_strings", [])
+    choice["stop"] = [*(ends if isinstance(ends, list) else [ends])]
+    choice["stop"] += [texts] if isinstance(texts, str) else texts
+    choice["bias"] = dict.fromkeys(asked.pop("suppress_tokens", []), -math.inf)
+    unknown = {n: v for n, v in asked.items() if n not in NEUTRAL or v != NEUTRAL[n]}
+    if unknown:
+        wanted = "expected nothing that stream does not do"
+        raise ValueError(f"generation_config.json: {wanted}, got {unknown}")
+    return choice

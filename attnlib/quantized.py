@@ -20,10 +20,13 @@ def quantize(
 
     Source: chapter 27, eq-group-codes.
     """
-    low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    step = high / (2**bits - 1) - low / (2**bits - 1)  # the difference might overflow
-    codes = (x - low) / torch.where(step > 0, step, 1)
-    return codes.round().clamp(0, 2**bits - 1).to(torch.uint8), low, step
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    low, most = wide.amin(dim, keepdim=True), 2**bits - 1
+    step = (wide.amax(dim, keepdim=True) - low) / most
+    if wide.dtype != x.dtype:  # rounded up, or the last mark falls short of the largest
+        step = (step * (1 + torch.finfo(x.dtype).eps)).to(x.dtype)
+    codes = ((wide - low) / torch.where(step > 0, step, 1)).round().clamp(0, most)
+    return codes.to(torch.uint8), low.to(x.dtype), step
 
 
 def dequantize(
@@ -33,7 +36,8 @@ def dequantize(
 
     Source: chapter 27, eq-group-codes.
     """
-    return low + step * codes
+    wide = torch.promote_types(low.dtype, torch.float32)
+    return (low.to(wide) + step.to(wide) * codes).to(low.dtype)
 
 
 def pack(codes: UInt8[Tensor, "*batch d"], bits: int) -> UInt8[Tensor, "*batch bytes"]:
@@ -80,6 +84,8 @@ class QuantizedCache:
     Source: chapter 27, eq-group-codes, eq-quantized-output; Liu et al. (2024).
     """
 
+    along = -2, -1  # of (groups, tokens, features): a group of keys, one of values
+
     def __init__(self, capacity: int, bits: int = 8, group: int = 32) -> None:
         self.capacity = require_count("capacity", capacity)
         self.group = require_count("group", group)
@@ -119,7 +125,7 @@ class QuantizedCache:
     ) -> None:
         """Puts whole groups of tokens behind those that are stored."""
         new = []
-        for x, dim in ((key, -2), (value, -1)):
+        for x, dim in zip((key, value), self.along, strict=True):
             codes, low, step = quantize(x.unflatten(-2, (-1, self.group)), self.bits, dim)
             new += [pack(codes, self.bits), low, step]
         old = self.stored or [x[..., :0, :, :] for x in new]

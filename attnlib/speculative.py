@@ -5,27 +5,28 @@ Derived in chapter 26, "Draft and verify" (book/26_draft_and_verify.ipynb).
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlib.cache import KVCache
+from attnlib.cache import WindowCache
 from attnlib.checks import CacheLike, require_count
 from attnlib.generation import (
     Generators,
+    adjustment,
     draw_token,
+    ending,
     require_choice,
     require_drawable,
-    stop_tokens,
     token_probabilities,
 )
-from attnlib.logits import penalize
 
-Law = Callable[[Tensor], Tensor]  # makes probabilities (..., V) of logits (..., V)
+# Makes probabilities (..., V) of logits (..., V), after a text (..., n).
+Law = Callable[[Tensor, Tensor], Tensor]
 
 
 def acceptance(
@@ -150,8 +151,8 @@ class ModelDraft:
 
     Args:
         model: a `LanguageModel`.
-        capacity: the most tokens that it reads.
-        law: makes probabilities of logits.
+        caches: one for each of its blocks, empty.
+        law: makes probabilities of logits and of the text before.
         generator, padding: see `speculate`.
 
     Source: chapter 26; Leviathan et al. (2023).
@@ -160,13 +161,13 @@ class ModelDraft:
     def __init__(
         self,
         model: nn.Module,
-        capacity: int,
+        caches: Sequence[CacheLike],
         law: Law,
         generator: Generators = None,
         padding: Int[Tensor, " batch"] | None = None,
     ) -> None:
-        self.model, self.law, self.generator, self.padding = model, law, generator, padding
-        self.caches = [KVCache(capacity) for _ in model.blocks]
+        self.model, self.caches, self.law = model, caches, law
+        self.generator, self.padding = generator, padding
         self.read: Tensor | None = None  # what the caches hold
 
     def propose(
@@ -176,7 +177,8 @@ class ModelDraft:
         known, text, laws = self.forget_what_differs(ids), ids, []
         for _ in range(count):
             options = {"cache": self.caches, "padding": self.padding, "last": 1}
-            laws.append(self.law(self.model(text[..., known:], **options)[..., -1, :]))
+            logits = self.model(text[..., known:], **options)[..., -1, :]
+            laws.append(self.law(logits, text))
             known = text.shape[-1]
             token = draw_token(laws[-1], self.generator).to(ids.dtype)
             text = torch.cat([text, token], dim=-1)
@@ -216,8 +218,6 @@ def laws(
     ids: Int[Tensor, "*batch tokens"],
     guesses: Int[Tensor, "*batch guesses"],
     law: Law,
-    repetition_penalty: float,
-    padding: Int[Tensor, " batch"] | None,
 ) -> Float[Tensor, "*batch more vocab_size"]:
     """The model's laws after the text and after each guess, one after the other.
 
@@ -225,11 +225,8 @@ def laws(
     """
     found = []
     for i in range(guesses.shape[-1] + 1):
-        row = logits[..., i, :]
-        if repetition_penalty != 1:
-            text = torch.cat([ids, guesses[..., :i]], dim=-1)
-            row = penalize(row, text, repetition_penalty, padding)
-        found.append(law(row))
+        text = torch.cat([ids, guesses[..., :i]], dim=-1)
+        found.append(law(logits[..., i, :], text))
     return torch.stack(found, dim=-2)
 
 
@@ -252,29 +249,29 @@ def write_drafted(
     model: nn.Module,
     ids: Int[Tensor, "*batch tokens"],
     length: int,
-    draft: Draft,
+    propose: Callable[..., tuple[Tensor, Tensor | None]],
     ahead: int,
     judged: Callable[..., Int[Tensor, "*batch gained"]],
     cache: Sequence[CacheLike],
     padding: Int[Tensor, " batch"] | None,
-    ends: Int[Tensor, " ends"],
+    ended: Callable[[Tensor], Bool[Tensor, "*batch"]],
 ) -> Int[Tensor, "*batch more_tokens"]:
     """The loop of `speculate`.
 
     Source: chapter 26, eq-draft-laws.
     """
-    end = ids.shape[-1] + length
+    ids, end = ids.clone(), ids.shape[-1] + length
     over = torch.zeros_like(ids[..., -1], dtype=torch.bool)
     while ids.shape[-1] < end and not (over.numel() and over.all()):
         most = min(ahead, end - ids.shape[-1] - 1)  # one more comes for nothing
-        guesses, q = draft.propose(ids, most) if most else (ids[..., :0], None)
+        guesses, q = propose(ids, most) if most else (ids[..., :0], None)
         read = torch.cat([ids, guesses], dim=-1)[..., len(cache[0]) :]
         logits = model(read, cache=cache, padding=padding, last=guesses.shape[-1] + 1)
         new = judged(logits, ids, guesses, q, over)
         for token in new.unbind(dim=-1):
             token = torch.where(over, ids[..., -1], token)  # what has ended stays as it is
             ids = torch.cat([ids, token[..., None]], dim=-1)
-            over = over | torch.isin(token, ends)
+            over = over | ended(ids)
             if over.all():
                 break
         for held in cache:
@@ -292,10 +289,13 @@ def speculate(
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    bias: Mapping[int, float] | None = None,
     generator: Generators = None,
     cache: bool | Sequence[CacheLike] = True,
     padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
-    stop: Sequence[int] = (),
+    stop: Collection[int | str] = (),
+    tokenizer: Any = None,
     ahead: int = 4,
 ) -> Int[Tensor, "*batch more_tokens"]:
     """The given tokens, continued as `generate` does, several in a step where guesses fit.
@@ -311,19 +311,21 @@ def speculate(
             of how many of the first blocks of the model guess; a faster model with the same
             vocabulary; or an object with a method `propose(ids, count)`, which returns
             guesses (..., k) and their laws (..., k, V), or `None` if they are certain.
-        temperature, top_k, top_p, min_p, repetition_penalty, generator, padding, stop: see
-            `stream`. The penalty does not act on a draft.
-        cache: the caches, one for each block, or `True`. A `WindowCache` needs
-            spare=ahead, since what was refused is taken back.
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, bias: see
+            `stream`; they count for a model that guesses, too.
+        generator, padding, stop, tokenizer: see `stream`.
+        cache: the caches, one for each block, or `True`. A `WindowCache` needs a spare of
+            at least ahead - 1, since what was refused is taken back.
         ahead: the most guesses in a step, at least 1.
 
     Returns:
         Texts of one length: one that has ended is filled with the token that ended it.
 
     Raises:
-        TypeError, ValueError: see `stream`; an unknown draft, or one with another
-            vocabulary; no cache; or caches for a batch together with stop, since they would
-            not hold what is returned.
+        TypeError, ValueError: see `stream`; an unknown draft, one with another vocabulary
+            or too few positions, or guesses and laws that do not fit; no cache; a
+            `WindowCache` with less spare; or caches for a batch together with stop, since
+            they would not hold what is returned.
 
     Source: chapter 26, eq-speculation-exact; Leviathan et al. (2023), Chen et al. (2023).
     """
@@ -331,31 +333,36 @@ def speculate(
         raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
     own = cache is True
     cache, padding = model.start_writing(ids, length, cache, padding)
-    if cache is None:
-        raise ValueError("cache: expected True or a list of caches, got False")
-    require_choice(ids, temperature, top_k, top_p, min_p, repetition_penalty, generator)
-    require_count("ahead", ahead)
-    ends = stop_tokens(stop, model, ids)
-    if len(ends) and not own and ids.dim() == 2:
-        raise ValueError("stop: expected none for a batch whose caches are given")
+    require_choice(ids, temperature, top_k, top_p, min_p, generator)
+    adjust = adjustment(model, repetition_penalty, presence_penalty, bias)
+    ended = ending(stop, model, ids, tokenizer)
+    apart = len(stop) > 0 and not own and ids.dim() == 2
+    require_caches(cache, ids.shape[-1] + length, require_count("ahead", ahead), apart)
 
-    def law(logits):
-        return law_of(logits, temperature, top_k, top_p, min_p)
+    def law(logits, text):
+        return law_of(adjust(logits, text, padding), temperature, top_k, top_p, min_p)
 
     def judged(logits, ids, guesses, q, over):
-        p = laws(logits, ids, guesses, law, repetition_penalty, padding)
+        p = laws(logits, ids, guesses, law)
         q = F.one_hot(guesses.long(), p.shape[-1]).to(p.dtype) if q is None else q
         return judge(p, q, guesses, generator, over)
 
-    draft = draft_of(draft, model, ids.shape[-1] + length, law, generator, padding)
+    draft = draft_of(draft, model, ids, length, law, generator, padding)
+    words = model.token_embedding.num_embeddings
+
+    def propose(ids, count):
+        return require_guesses(*draft.propose(ids, count), ids, count, words)
+
+    loop = propose, ahead, judged, cache, padding, ended
     with torch.no_grad():
-        return write_drafted(model, ids, length, draft, ahead, judged, cache, padding, ends)
+        return write_drafted(model, ids, length, *loop)
 
 
 def draft_of(
     draft: str | int | nn.Module | Draft,
     model: nn.Module,
-    capacity: int,
+    ids: Int[Tensor, "*batch tokens"],
+    length: int,
     law: Law,
     generator: Generators,
     padding: Int[Tensor, " batch"] | None,
@@ -375,13 +382,72 @@ def draft_of(
         mine, theirs = (m.token_embedding.num_embeddings for m in (model, draft))
         if mine != theirs:
             raise ValueError(f"draft: expected a vocabulary of {mine}, got one of {theirs}")
-        return ModelDraft(draft, capacity, law, generator, padding)
+        caches, _ = draft.start_writing(ids, length, True, padding)
+        return ModelDraft(draft, caches, law, generator, padding)
     if not isinstance(draft, Draft):
         raise TypeError(
             f'draft: expected "ngram", a number of blocks, a LanguageModel, or an object '
             f"with propose(ids, count), got {draft!r}"
         )
     return draft
+
+
+def require_caches(
+    cache: Sequence[CacheLike] | None, tokens: int, ahead: int, apart: bool
+) -> None:
+    """Refuses caches that would not hold what is needed, or not what is returned.
+
+    Raises:
+        ValueError: there are none; texts that end apart are to be kept in given ones; or a
+            ring's spare is too small, so that guesses would write over what is needed when
+            one is refused, and the text is not short enough to do without.
+
+    Source: chapter 26; chapter 18, eq-ring-place.
+    """
+    if cache is None:
+        raise ValueError("cache: expected True or a list of caches, got False")
+    if apart:
+        raise ValueError("stop: expected none for a batch whose caches are given")
+    for held in cache:
+        if isinstance(held, WindowCache) and held.places < tokens:
+            spare = held.places - held.window
+            if spare < ahead - 1:
+                least = f"at least ahead - 1 = {ahead - 1}"
+                raise ValueError(f"cache: expected a spare of {least}, got {spare}")
+
+
+def require_guesses(
+    guesses: Tensor, q: Tensor | None, ids: Tensor, count: int, words: int
+) -> tuple[Tensor, Tensor | None]:
+    """Returns what a draft has proposed, the guesses in the dtype of the text.
+
+    Raises:
+        TypeError: guesses that are no integers, or laws that are no numbers.
+        ValueError: guesses or laws of another shape, more of them than asked for, outside
+            the vocabulary, or to which their laws give nothing.
+
+    Source: chapter 26.
+    """
+    if not isinstance(guesses, Tensor) or guesses.dtype not in (torch.int32, torch.int64):
+        got = guesses.dtype if isinstance(guesses, Tensor) else type(guesses).__name__
+        raise TypeError(f"guesses: expected a tensor of integers, got {got}")
+    if guesses.shape[:-1] != ids.shape[:-1] or guesses.shape[-1] > count:
+        wanted = f"{(*ids.shape[:-1], count)}, or fewer at the end"
+        raise ValueError(f"guesses: expected {wanted}, got shape {tuple(guesses.shape)}")
+    if ((guesses < 0) | (guesses >= words)).any():
+        raise ValueError(f"guesses: expected tokens below {words}, got {guesses.tolist()}")
+    if q is not None:
+        if not isinstance(q, Tensor) or not q.is_floating_point():
+            got = q.dtype if isinstance(q, Tensor) else type(q).__name__
+            raise TypeError(f"laws: expected floating-point numbers, or None, got {got}")
+        if q.shape != (*guesses.shape, words):
+            wanted = (*guesses.shape, words)
+            raise ValueError(f"laws: expected shape {wanted}, got {tuple(q.shape)}")
+        if not (q.gather(-1, guesses.long()[..., None]) > 0).all():
+            raise ValueError(
+                "laws: expected those from which the guesses were drawn, got 0"
+            )
+    return guesses.to(ids.dtype), q
 
 
 def first_blocks(model: nn.Module, count: int) -> nn.Module:

@@ -324,7 +324,8 @@ class LanguageModel(nn.Module):
             length: the most tokens to draw, at least 0, each by `sample`.
             temperature, top_k, generator: see `sample`.
             cache, padding: see `stream`.
-            choice: `top_p`, `min_p`, `repetition_penalty` and `stop`, see `stream`.
+            choice: what else `stream` takes: `top_p`, `min_p`, `repetition_penalty`,
+                `presence_penalty`, `bias`, `stop` and `tokenizer`.
 
         Returns:
             Texts of one length: one that has ended is filled with the token that ended it.

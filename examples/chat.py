@@ -16,7 +16,7 @@ import torch
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from attnlib import KVCache, Llama, stream
+from attnlib import KVCache, Llama, as_text, stream
 from attnlib.gguf import chat_words, gguf_tokenizer
 from attnlib.pretrained import order_memory
 
@@ -49,14 +49,10 @@ class Conversation:
         text = self.template.render(
             messages=self.messages[:-1], add_generation_prompt=True, bos_token=""
         )
-        said = []
-        for token in self.tokens(self.tokenizer.encode(text).ids, length, **choice):
-            before = self.messages[-1]["content"]
-            said.append(token)
-            whole = self.tokenizer.decode(said)
-            if not whole.endswith("\ufffd"):  # else some bytes of a character are missing
-                self.messages[-1]["content"] = whole
-                yield whole[len(before) :]
+        tokens = self.tokens(self.tokenizer.encode(text).ids, length, **choice)
+        for words in as_text(tokens, self.tokenizer):
+            self.messages[-1]["content"] += words
+            yield words
 
     def tokens(self, ids, length, **choice):
         """The tokens that follow these; what the caches hold of them is not read again."""

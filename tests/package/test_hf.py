@@ -15,8 +15,12 @@ import drawn
 from attnlib import (
     BaseAttention,
     FlashAttention,
+    KVCache,
     LearnedBiasAttention,
+    Llama,
+    QuantizedCache,
     ScaledDotProductAttention,
+    WindowCache,
     hf,
 )
 
@@ -497,3 +501,58 @@ def test_without_the_library():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     expected = "ImportError: transformers: expected version 5 or newer to be installed"
     assert f"{expected}; pip install attnlib[transformers]" in done.stderr
+
+
+@pytest.mark.parametrize("kind", [KVCache, partial(QuantizedCache, bits=4, group=4)])
+def test_the_same_cache_inside_and_outside(make, tmp_path, kind):
+    """A model of the library with our cache, and ours of the same file with it."""
+    guest = make("Llama")
+    guest.save_pretrained(tmp_path)
+    own = Llama.from_pretrained(tmp_path)
+    ids = torch.randint(61, (2, 30))
+    there = hf.cache_for_model([kind(40) for _ in own.blocks])
+    here = [kind(40) for _ in own.blocks]
+    with torch.no_grad():
+        for start, end in itertools.pairwise((0, 11, 12, 13, 25, 30)):
+            found = guest(ids[:, start:end], past_key_values=there).logits
+            expected = own(ids[:, start:end], cache=here)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        assert there.get_seq_length() == len(here[0]) == 30
+        exact = own(ids)[:, 25:]
+        assert torch.allclose(expected, exact, atol=1e-4) == (kind is KVCache)
+        there.reset()
+        found = guest(ids[:, :11], past_key_values=there).logits
+        torch.testing.assert_close(found, own(ids[:, :11]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Mistral", "Gemma2"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_models_write_the_same_with_our_caches(make, kind, beams):
+    """Padded texts; with windows in all blocks, or in every second one; and beams."""
+    guest, ids, real = make(kind), torch.randint(61, (2, 9)), torch.ones(2, 9).long()
+    real[1, :4] = 0
+    options = {"attention_mask": real, "do_sample": False, "max_new_tokens": 14}
+    expected = guest.generate(ids, num_beams=beams, **options)
+    windows = getattr(guest.config, "layer_types", [kind] * 2)
+    near = ["sliding" in name or name == "Mistral" for name in windows]
+    if beams > 1 and any(near):  # a ring does not choose among texts
+        near = [False] * 2
+        if kind == "Mistral":
+            return
+    caches = [WindowCache(5) if ring else KVCache(30) for ring in near]
+    mine = hf.cache_for_model(caches)
+    found = guest.generate(ids, past_key_values=mine, num_beams=beams, **options)
+    assert torch.equal(found, expected)
+
+
+def test_what_our_caches_do_not_do_inside(as_shipped, make):
+    guest, ids = make("Llama"), torch.randint(61, (1, 9))
+    mine = hf.cache_for_model([KVCache(40), KVCache(40)])
+    options = {"past_key_values": mine, "do_sample": False, "max_new_tokens": 9}
+    with pytest.raises(NotImplementedError, match="cache: expected no cropping"):
+        guest.generate(ids, prompt_lookup_num_tokens=3, **options)
+    short = hf.cache_for_model([KVCache(12), KVCache(12)])
+    with pytest.raises(
+        ValueError, match="expected at most 0 more tokens, since the cache is full"
+    ):
+        guest.generate(ids, **(options | {"past_key_values": short}))

@@ -11,7 +11,7 @@ from attnlib import (
     WindowCache,
     speculate,
 )
-from attnlib.speculative import NgramDraft, first_blocks, following, judge
+from attnlib.speculative import ModelDraft, NgramDraft, first_blocks, following, judge
 
 WORDS = 7
 IDS = torch.tensor([[3, 1, 4, 3, 1], [1, 5, 2, 6, 5], [0, 0, 0, 2, 2]])
@@ -54,19 +54,20 @@ def says(words):
 
 @pytest.mark.parametrize("rows", [0, 1, slice(0, 1), slice(0, 3)])
 @pytest.mark.parametrize("draft", ["ngram", 1, 2, "small", "known"])
-def test_the_likeliest_text_is_that_of_generate(model, rows, draft):
+def test_the_likeliest_text_is_that_of_generate(as_shipped, model, rows, draft):
     ids = IDS[rows]
-    for length in (0, 1, 2, 23):
+    for length in (0, 1, 14):
         expected = model.generate(ids, length, temperature=0.0, cache=True)
         guesses = {"small": make(1, 6), "known": Known(expected)}.get(draft, draft)
-        for ahead in (1, 3, 30):
+        for ahead in (1, 3, 20):
             found = speculate(model, ids, length, guesses, 0.0, ahead=ahead)
             assert torch.equal(found, expected)
     assert speculate(model, IDS[:0], 4).shape[0] == 0
+    assert speculate(model, ids, 0).data_ptr() != ids.data_ptr()
 
 
 @pytest.mark.parametrize("penalty", [1.0, 3.0])
-def test_padding_stops_and_penalties_are_those_of_generate(model, penalty):
+def test_padding_stops_and_penalties_are_those_of_generate(as_shipped, model, penalty):
     options = {"temperature": 0.0, "padding": [0, 2, 1], "repetition_penalty": penalty}
     whole = model.generate(IDS, 20, **options)
     for stop in ([], [whole[0, 8].item()], whole[:, 7].tolist(), list(range(WORDS))):
@@ -93,9 +94,10 @@ def test_good_guesses_save_steps_and_no_guess_costs_a_token(model):
 
 
 @pytest.mark.parametrize("draft", ["ngram", 1, "small"])
-def test_what_is_drawn_has_the_models_law(model, draft):
-    """Three tokens, all 343 of them by their exact probabilities."""
+def test_what_is_drawn_has_the_models_law(as_shipped, model, draft):
+    """Three tokens, all 343 by their exact probabilities, two texts side by side."""
     ids, options = IDS[0], {"temperature": 3.0, "top_k": 5, "repetition_penalty": 1.3}
+    options |= {"presence_penalty": 0.6, "bias": {2: 1.5, 4: -torch.inf}}
     with torch.no_grad():
         texts = torch.cartesian_prod(*[torch.arange(WORDS)] * 3)
         law = torch.ones(len(texts))
@@ -105,20 +107,39 @@ def test_what_is_drawn_has_the_models_law(model, draft):
             for row, seen in zip(z, text, strict=True):
                 for word in seen.unique():
                     row[word] = row[word] / 1.3 if row[word] > 0 else row[word] * 1.3
+                    row[word] -= 0.6
+                row[2] += 1.5
+                row[4] = -torch.inf
             kept = z.topk(5).indices
             z = torch.full_like(z, -torch.inf).scatter(-1, kept, z.gather(-1, kept)) / 3
             law *= z.softmax(dim=-1).gather(-1, texts[:, place, None])[:, 0]
     assert law.sum().item() == pytest.approx(1)
     guesses = make(1, 6) if draft == "small" else draft
     counts, luck = torch.zeros(WORDS**3), torch.Generator().manual_seed(1)
-    for _ in range(2000):
-        new = speculate(model, ids, 3, guesses, generator=luck, ahead=2, **options)[5:]
-        counts[(new[0] * WORDS + new[1]) * WORDS + new[2]] += 1
+    for _ in range(1000):
+        new = speculate(
+            model, ids.expand(2, 5), 3, guesses, generator=luck, ahead=2, **options
+        )
+        places = new[:, 5:] @ torch.tensor([WORDS**2, WORDS, 1])
+        counts += places.bincount(minlength=WORDS**3)
     assert not counts[law == 0].any()
-    first = counts.view(WORDS, -1).sum(dim=1) / 2000, law.view(WORDS, -1).sum(dim=1)
-    last = counts.view(-1, WORDS).sum(dim=0) / 2000, law.view(-1, WORDS).sum(dim=0)
-    for found, expected in (first, last):
-        assert (found - expected).abs().max() < 4.5 * (0.25 / 2000) ** 0.5
+    expected, often = 2000 * law, 2000 * law > 5
+    squares = ((counts - expected).square() / expected)[often].sum().item()
+    freedom = often.sum().item() - 1
+    assert freedom > 20 and squares < freedom + 4 * (2 * freedom) ** 0.5, squares
+
+
+def test_who_waits_for_others_keeps_its_law(as_shipped):
+    """Two texts, of which one refuses nearly all guesses, so that the other waits."""
+    p = torch.tensor([[[0.5, 0.375, 0.125]], [[0.9, 0.05, 0.05]]]).expand(2, 3, 3)
+    q = torch.tensor([[[0.25, 0.25, 0.5]], [[0.05, 0.05, 0.9]]]).expand(2, 2, 3)
+    luck, first = torch.Generator().manual_seed(4), torch.zeros(2, 3)
+    for _ in range(4000):
+        guesses = torch.stack([torch.multinomial(x[0], 2, True, generator=luck) for x in q])
+        new = judge(p, q, guesses, luck)
+        first[torch.arange(2), new[:, 0]] += 1
+    spread = (p[:, 0] * (1 - p[:, 0]) / 4000).sqrt()
+    assert ((first / 4000 - p[:, 0]).abs() < 4 * spread).all()
 
 
 def test_each_sequence_draws_by_its_own_generator(model):
@@ -174,6 +195,44 @@ def test_caches_hold_the_text_and_can_go_on(kind, as_shipped):
     assert torch.equal(text, expected)
 
 
+@torch.no_grad()
+def test_a_models_guesses_have_its_laws_whatever_was_refused(model):
+    """As if it read the text anew: all kept, the first one refused, none of it known."""
+    caches, _ = model.start_writing(IDS, 20, True, None)
+    draft = ModelDraft(model, caches, lambda z, text: torch.softmax(z / 2, dim=-1))
+    guesses, _ = draft.propose(IDS, 3)
+    other = (guesses[:, :1] + 1) % WORDS
+    for text in (
+        torch.cat([IDS, guesses], 1),
+        torch.cat([IDS, other], 1),
+        IDS.flip(1),
+        IDS,
+    ):
+        guesses, q = draft.propose(text, 3)
+        logits = model(torch.cat([text, guesses], dim=1))[:, text.shape[1] - 1 : -1]
+        torch.testing.assert_close(q, torch.softmax(logits / 2, dim=-1))
+
+
+def test_a_ring_without_a_spare_is_refused_at_once(as_shipped):
+    near = ScaledDotProductAttention(causal=True, window=5)
+    model = make(2, attention=near, positions="rotary")
+    read = []
+    hook = model.register_forward_hook(lambda *called: read.append(1))
+    for spare, length, ahead in ((0, 9, 2), (2, 9, 4), (2, 5, 9)):
+        caches = [WindowCache(5, spare=spare) for _ in model.blocks]
+        with says(
+            f"cache: expected a spare of at least ahead - 1 = {ahead - 1}, got {spare}"
+        ):
+            speculate(model, IDS, length, cache=caches, ahead=ahead)
+    hook.remove()
+    assert not read
+    expected = model.generate(IDS, 9, temperature=0.0, cache=True)
+    for places, ahead in ((14, 9), (8, 4), (5, 1)):  # all; three to spare; one a step
+        caches = [WindowCache(5, spare=places - 5) for _ in model.blocks]
+        found = speculate(model, IDS, 9, Known(expected), 0.0, cache=caches, ahead=ahead)
+        assert torch.equal(found, expected)
+
+
 def test_the_first_blocks_are_the_models_own(model):
     short = first_blocks(model, 2)
     assert len(short.blocks) == 2 and len(model.blocks) == 3
@@ -193,12 +252,52 @@ def test_following():
     assert guesses.shape == (1, 0) and laws is None
 
 
-def test_a_refusal_that_rounding_made_is_no_nan():
-    """p and q differ by less than their sum's rounding; a uniform number of almost 1."""
+def test_a_refusal_that_rounding_made_is_no_nan(monkeypatch):
+    """q is nowhere below p, by rounding, and the uniform number is almost 1."""
     p = torch.tensor([[0.1, 0.2, 0.7]] * 2)
-    q = p[:1] * (1 + 1e-7)
-    new = judge(p, q, torch.tensor([2]), torch.Generator().manual_seed(0))
-    assert len(new) == 2
+    q = torch.nextafter(p[:1], torch.ones(1, 3))
+    almost = torch.tensor([1 - 2**-24])
+    monkeypatch.setattr("attnlib.speculative.uniform", lambda *given: almost)
+    assert judge(p, q, torch.tensor([2])).shape == (1,)
+
+
+class Says:
+    """Proposes what it was made with."""
+
+    def __init__(self, guesses, laws=None):
+        self.said = guesses, laws
+
+    def propose(self, ids, count):
+        return self.said
+
+
+def test_what_a_draft_says_is_looked_at(as_shipped, model):
+    two, even = torch.tensor([1, 2]), torch.full((2, WORDS), 1 / WORDS)
+    none = even.clone()
+    none[1, 2] = 0.0
+    for words, said in {
+        "guesses: expected a tensor of integers, got list": ([1, 2],),
+        "guesses: expected a tensor of integers, got torch.float32": (two.float(),),
+        r"guesses: expected \(4,\), or fewer at the end, got shape \(5,\)": (
+            torch.ones(5, dtype=torch.int64),
+        ),
+        r"guesses: expected \(4,\), or fewer at the end, got shape \(1, 2\)": (two[None],),
+        r"guesses: expected tokens below 7, got \[1, 7\]": (torch.tensor([1, 7]),),
+        r"guesses: expected tokens below 7, got \[-1, 1\]": (torch.tensor([-1, 1]),),
+        r"laws: expected shape \(2, 7\), got \(2, 6\)": (two, even[:, 1:]),
+        "laws: expected floating-point numbers, or None, got torch.int64": (
+            two,
+            even.long(),
+        ),
+        "laws: expected those from which the guesses were drawn, got 0": (two, none),
+    }.items():
+        with says(words):
+            speculate(model, IDS[0], 6, Says(*said))
+    small = IDS[0].to(torch.int32)
+    assert speculate(model, small, 6, Says(two, even)).dtype == torch.int32
+    short = LanguageModel(WORDS, 9, 16, 4, 1)
+    with says("length: expected at most 5 with a cache"):
+        speculate(model, IDS[0], 6, short)  # at once, and not at the tenth token
 
 
 def test_refusals(as_shipped, model):

@@ -1,13 +1,25 @@
 """Texts token by token: where they end, who is still computed, and what may be drawn."""
 
+import copy
+import json
 import math
 from itertools import combinations
 
 import pytest
 import torch
 
-from attnlib import KVCache, LanguageModel, sample, stream
+from attnlib import (
+    KVCache,
+    LanguageModel,
+    as_text,
+    log_probabilities,
+    sample,
+    speculate,
+    stream,
+)
+from attnlib.generation import adjustment, token_probabilities
 from attnlib.logits import keep_min_p, keep_top_p, penalize
+from attnlib.pretrained import read_generation_config
 
 WORDS = 11
 IDS = torch.tensor([[3, 1, 4], [1, 5, 9], [2, 6, 5]])
@@ -112,8 +124,8 @@ def test_a_text_does_not_depend_on_its_company(model):
 
 def test_refusals_come_at_once(as_shipped, model):
     for words, given in {
-        "stop: expected a list of token ids, got 3": {"stop": 3},
-        "stop: expected a list of token ids, got 'end'": {"stop": "end"},
+        "stop: expected a list of token ids or texts, got 3": {"stop": 3},
+        "stop: expected a list of token ids or texts, got 'end'": {"stop": "end"},
         "stop: expected between 0 and 10, got 11": {"stop": [2, WORDS]},
         "stop: expected a whole number, got 2.0": {"stop": [2.0]},
         "temperature: expected at least 0": {"temperature": -1},
@@ -123,6 +135,26 @@ def test_refusals_come_at_once(as_shipped, model):
         "min_p: expected a probability between 0 and 1, got True": {"min_p": True},
         "repetition_penalty: expected a number above 0": {"repetition_penalty": 0.0},
         "repetition_penalty: expected a number, got '2'": {"repetition_penalty": "2"},
+        "repetition_penalty: expected a number above 0 and f": {
+            "repetition_penalty": math.inf
+        },
+        "presence_penalty: expected finite, got nan": {"presence_penalty": math.nan},
+        "presence_penalty: expected a number, got True": {"presence_penalty": True},
+        r"bias: expected numbers by token, or None, got \[1\]": {"bias": [1]},
+        "bias: expected between 0 and 10, got 11": {"bias": {WORDS: 1.0}},
+        "bias: expected a whole number, got '1'": {"bias": {"1": 1.0}},
+        "bias: expected a number for token 2, got None": {"bias": {2: None}},
+        "bias: expected a finite number, or -inf, for token 2, got nan": {
+            "bias": {2: math.nan}
+        },
+        "bias: expected a finite number, or -inf, for token 2, got 1e": {
+            "bias": {2: 1e300}
+        },
+        "bias: expected one token at least that is not forbidden": {
+            "bias": dict.fromkeys(range(WORDS), -math.inf)
+        },
+        "stop: expected no empty text": {"stop": ["ab", ""], "tokenizer": Letters()},
+        "tokenizer: expected one with decode for texts of stop, got None": {"stop": ["ab"]},
         "generator: expected one for each of 3 sequences, got 2": {
             "generator": generators(1, 2)
         },
@@ -184,7 +216,7 @@ def test_a_penalty_counts_the_text_and_no_padding(model):
     logits = torch.tensor([[3.0, -2.0, 1.0], [3.0, -2.0, 1.0]])
     ids, padding = torch.tensor([[1, 0, 0], [2, 1, 1]]), torch.tensor([0, 1])
     right = [[1.5, -4.0, 1.0], [3.0, -4.0, 1.0]]
-    assert penalize(logits, ids, 2.0, padding).tolist() == right
+    assert penalize(logits, ids, 2.0, padding=padding).tolist() == right
     half = penalize(torch.tensor([-9e3], dtype=torch.float16), torch.tensor([0]), 10.0)
     assert half.item() == -9e4  # beyond float16
     small = ids.to(torch.int32)
@@ -194,6 +226,144 @@ def test_a_penalty_counts_the_text_and_no_padding(model):
     columns = {"padding": [0, 1, 0], "repetition_penalty": 3.0}
     batch = model.generate(IDS, 7, temperature=0.0, **columns)
     assert torch.equal(batch[1, 1:], alone)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_difference_and_a_bias_act_on_each_draw(model, cache):
+    """Beside a loop by hand, which knows of no padding and no batch."""
+    options = {"temperature": 0.0, "presence_penalty": 1.5, "cache": cache}
+    options["bias"] = {0: 2.0, 7: -math.inf, 3: -1.0}
+    batch = model.generate(IDS, 12, padding=[0, 1, 0], **options)
+    assert not torch.equal(batch, model.generate(IDS, 12, 0.0, padding=[0, 1, 0]))
+    for row, first in zip(batch, (0, 1, 0), strict=True):
+        text = row[first:3].tolist()
+        for token in row[3:].tolist():
+            logits = model(torch.tensor(text))[-1]
+            for word in range(WORDS):
+                logits[word] -= 1.5 * (word in text) - options["bias"].get(word, 0.0)
+            assert token == logits.argmax()
+            text.append(token)
+    assert not (batch[:, 3:] == 7).any()
+    one = model.generate(IDS[0], 5, bias={7: 1000.0}, cache=cache)
+    assert one[3:].tolist() == [7] * 5
+
+
+class Letters:
+    """Token w is the letter w; but 8 and 9 are the halves of one character."""
+
+    def decode(self, ids):
+        halves = {8: b"\xc3", 9: b"\xa4"}
+        return b"".join(halves.get(w, b"%c" % (97 + w)) for w in ids).decode(
+            errors="replace"
+        )
+
+
+@pytest.mark.parametrize("cache", [True, False, "given"])
+def test_a_text_ends_a_text_wherever_it_stands(model, cache):
+    whole = model.generate(IDS, 20, generator=generators(1, 2, 3), cache=True)
+    new = [Letters().decode(row) for row in whole[:, 3:].tolist()]
+    for size in (1, 2, 3):
+        for place in (0, 2, 9):
+            stop = [new[0][place : place + size], new[1][5 : 5 + size], 4]
+            held = [KVCache(40) for _ in model.blocks] if cache == "given" else cache
+            options = {"cache": held, "stop": stop, "tokenizer": Letters()}
+            text = model.generate(IDS, 20, generator=generators(1, 2, 3), **options)
+            for row, full in zip(text[:, 3:].tolist(), whole[:, 3:].tolist(), strict=True):
+                n = next((n for n in range(1, 21) if is_over(full[:n], stop)), 20)
+                assert row == full[:n] + [full[n - 1]] * (len(row) - n)
+    start = torch.tensor([0, 1, 2])  # "abc" stands in the start, and ends nothing
+    assert len(model.generate(start, 3, stop=["bc"], tokenizer=Letters())) > 4
+
+
+def is_over(tokens, stop):
+    text = Letters().decode(tokens)
+    return tokens[-1] in stop or any(end in text for end in stop if isinstance(end, str))
+
+
+def test_guessed_tokens_end_at_the_same_texts(model):
+    whole = Letters().decode(model.generate(IDS[0], 20, temperature=0.0)[3:].tolist())
+    for place in range(15):
+        options = {"stop": [whole[place : place + 2]], "tokenizer": Letters()}
+        options |= {"presence_penalty": 0.5, "bias": {1: 0.5}}
+        expected = model.generate(IDS, 20, 0.0, **options)
+        for draft in ("ngram", 1):
+            assert torch.equal(speculate(model, IDS, 20, draft, 0.0, **options), expected)
+
+
+def test_words_come_in_whole_characters():
+    tokens = [torch.tensor(w) for w in (0, 8, 9, 1, 9, 2, 8)]
+    assert [*as_text(tokens, Letters())] == ["a", "ä", "b", "\ufffdc", "\ufffd"]
+    assert [*as_text([], Letters())] == []
+
+
+@torch.no_grad()
+def test_what_a_model_gives_to_a_text(model):
+    padding = torch.tensor([0, 2, 1])
+    found = log_probabilities(model, IDS, padding)
+    for row, first, ids in zip(found, padding.tolist(), IDS, strict=True):
+        P = model(ids[first:]).softmax(dim=-1)
+        right = [P[i, ids[first + i + 1]].log() for i in range(2 - first)]
+        torch.testing.assert_close(row, torch.tensor([0.0] * first + right))
+    loss = torch.nn.functional.cross_entropy(model(IDS[0, :-1]), IDS[0, 1:])
+    torch.testing.assert_close(-log_probabilities(model, IDS[0]).mean(), loss)
+    assert log_probabilities(model, IDS[:, :1]).shape == (3, 0)
+    with torch.enable_grad():
+        assert log_probabilities(model, IDS, [0, 2, 1]).requires_grad
+    assert log_probabilities(model, IDS.int()).dtype == torch.float32
+    assert log_probabilities(copy.deepcopy(model).bfloat16(), IDS).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"do_sample": True, "repetition_penalty": 1.3, "eos_token_id": [4, 2]},
+        {"do_sample": True, "temperature": 0.6, "top_k": 0, "top_p": 0.8, "min_p": 0.05},
+        {"do_sample": True, "top_k": 3, "suppress_tokens": [1, 5], "num_beams": 1},
+        {"repetition_penalty": 1.3, "eos_token_id": 4, "max_length": 9, "pad_token_id": 0},
+    ],
+)
+def test_a_file_of_generation_asks_for_what_transformers_does(tmp_path, said):
+    """Beside what its own `generate` makes of the logits, at each of five draws."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    size = {"n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 60}
+    guest = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size)).eval()
+    guest.lm_head.weight.data *= 100
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    choice = read_generation_config(tmp_path)
+    ids, mine = torch.randint(60, (2, 4)), LanguageModel(60, 9, 8, 2, 1)
+    asked = [choice.pop(name) for name in ("repetition_penalty", "bias", "stop")]
+    assert asked[2] == [*torch.tensor(said.get("eos_token_id", [])).reshape(-1)]
+    adjust = adjustment(mine, asked[0], 0.0, asked[1])
+    theirs = transformers.GenerationConfig.from_pretrained(tmp_path)
+    wanted = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    wanted |= {
+        "max_new_tokens": 5,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
+    found = guest.generate(ids, generation_config=theirs, **wanted)
+    for step, (scores, logits) in enumerate(zip(found.scores, found.logits, strict=True)):
+        z = adjust(logits, found.sequences[:, : 4 + step], None)
+        if "do_sample" in said:
+            torch.testing.assert_close(token_probabilities(z, **choice), scores.softmax(-1))
+        else:
+            assert torch.equal(sample(z, **choice)[:, 0], scores.argmax(dim=-1))
+
+
+def test_a_file_of_generation_may_ask_for_too_much(tmp_path):
+    file = tmp_path / "generation_config.json"
+    with pytest.raises(FileNotFoundError, match=r"a file generation_config\.json"):
+        read_generation_config(tmp_path)
+    for name, value in {"num_beams": 4, "no_repeat_ngram_size": 2, "top_h": 0.4}.items():
+        file.write_text(json.dumps({name: value, "do_sample": True}))
+        with says(f"generation_config.json: expected nothing .* got {{'{name}': {value}}}"):
+            read_generation_config(tmp_path)
+    file.write_text(json.dumps({"stop_strings": "ab", "eos_token_id": 3}))
+    assert read_generation_config(tmp_path)["stop"] == [3, "ab"]
+    file.write_text("[1]")
+    with says("generation_config.json: expected an object with names, got a list"):
+        read_generation_config(tmp_path)
 
 
 def test_a_cache_keeps_the_sequences_that_it_is_told(as_shipped, model):

@@ -277,9 +277,9 @@ def draw(logits, text, padding, rows):
 
 
 given = Model(), ids, 4, draw, None, None
-shown = list(write_tokens(*given, torch.tensor([]), True))
+shown = list(write_tokens(*given, lambda text: text[:, -1] > 6, True))
 assert torch.equal(torch.stack(shown), script)
-shown = list(write_tokens(*given, torch.tensor([0, 6]), True))
+shown = list(write_tokens(*given, lambda text: text[:, -1] % 6 == 0, True))
 assert torch.stack(shown).tolist() == [[5, 6], [2, 6], [6, 6]]
 
 # transformer.LanguageModel
@@ -674,6 +674,7 @@ assert torch.equal(keep_min_p(logits, 0.0), logits)
 logits = torch.tensor([[2.0, -1.0, 3.0]])
 assert penalize(logits, torch.tensor([[1, 0, 1]]), 2.0).tolist() == [[1.0, -2.0, 3.0]]
 assert penalize(logits[0], torch.tensor([2]), 2.0).tolist() == [2.0, -1.0, 1.5]
+assert penalize(logits[0], torch.tensor([1, 0, 1]), 2.0, 0.5).tolist() == [0.5, -2.5, 3.0]
 assert logits.tolist() == [[2.0, -1.0, 3.0]]
 
 # transformer.padded_places
@@ -1031,12 +1032,17 @@ assert following([5], 2) == []
 # speculative.laws
 logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0], [1.0, 3.0, 2.0]])
 ids, guesses = torch.tensor([0, 0]), torch.tensor([2, 1])
-softmax = lambda z: z.softmax(dim=-1)  # noqa: E731
-found = laws(logits, ids, guesses, softmax, 1.0, None)
+texts = []
+
+
+def law(row, text):
+    texts.append(text.tolist())
+    return row.softmax(dim=-1)
+
+
+found = laws(logits, ids, guesses, law)
 assert torch.allclose(found, logits.softmax(dim=-1))
-found = laws(logits, ids, guesses, softmax, 2.0, None)
-halved = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0], [0.5, 1.5, 1.0]])
-assert torch.allclose(found, halved.softmax(dim=-1))
+assert texts == [[0, 0], [0, 0, 2], [0, 0, 2, 1]]
 
 # speculative.write_drafted
 
@@ -1063,11 +1069,10 @@ class Counts:
         return torch.eye(50)[(read + 1) % 50][..., -last:, :]
 
 
-class Guesses:
-    def propose(self, ids, count):
-        asked.append(count)
-        ahead = ids[..., -1:] + 1 + torch.arange(count)
-        return torch.where(ahead % 4 == 0, 49, ahead), None
+def propose(ids, count):
+    asked.append(count)
+    ahead = ids[..., -1:] + 1 + torch.arange(count)
+    return torch.where(ahead % 4 == 0, 49, ahead), None
 
 
 def judged(logits, ids, guesses, q, over):
@@ -1077,17 +1082,21 @@ def judged(logits, ids, guesses, q, over):
     return best[..., : int(right.min()) + 1]
 
 
-asked, held, none = [], Held(), torch.tensor([], dtype=torch.long)
+def ended(text):
+    return torch.isin(text[..., -1], torch.tensor(ends))
+
+
+asked, held, ends = [], Held(), []
 start = torch.tensor([[8, 9], [18, 19]])
-options = Guesses(), 5, judged, [held], None
-text = write_drafted(Counts(), start, 9, *options, none)
+options = propose, 5, judged, [held], None, ended
+text = write_drafted(Counts(), start, 9, *options)
 assert text.tolist() == [list(range(8, 19)), list(range(18, 29))]
 assert len(held) == text.shape[-1] - 1 and asked[0] == 5 and max(asked) <= 5
-held.length, asked = 0, []
-text = write_drafted(Counts(), start, 9, *options, torch.tensor([12, 21]))
+held.length, asked, ends = 0, [], [12, 21]
+text = write_drafted(Counts(), start, 9, *options)
 assert text.tolist() == [[8, 9, 10, 11, 12], [18, 19, 20, 21, 21]]
-held.length = 0
-assert write_drafted(Counts(), start[0], 1, *options, none).tolist() == [8, 9, 10]
+held.length, ends = 0, []
+assert write_drafted(Counts(), start[0], 1, *options).tolist() == [8, 9, 10]
 
 # quantized.quantize
 codes, low, step = quantize(torch.tensor([[0.0, 1.0, 3.0], [5.0, 5.0, 5.0]]), 2, -1)
@@ -1099,11 +1108,20 @@ assert step.tolist() == [[1.0, 1.0]]
 assert quantize(torch.tensor([0.0, 0.6, 3.0]), 2, -1)[0].tolist() == [0, 1, 3]  # rounded
 ends = torch.tensor([-6e4, 6e4], dtype=torch.float16)
 assert quantize(ends, 8, -1)[2].isfinite().all()
+x = (torch.arange(100) / 7).sin().to(torch.bfloat16)
+codes, low, step = quantize(x, 8, -1)
+assert low.dtype == step.dtype == x.dtype and step >= (x.amax() - x.amin()).float() / 255
+right = ((x.float() - low.float()) / step.float()).round()
+assert torch.equal(codes.float(), right)
 
 # quantized.dequantize
 codes = torch.tensor([[0, 3], [2, 1]], dtype=torch.uint8)
 back = dequantize(codes, torch.tensor([[1.0], [-1.0]]), torch.tensor([[0.5], [2.0]]))
 assert back.tolist() == [[1.0, 2.5], [3.0, 1.0]]
+low, step = torch.tensor([[-1.0], [0.00787]], dtype=torch.bfloat16)
+back = dequantize(torch.tensor([131], dtype=torch.uint8), low, step)
+assert back.dtype == torch.bfloat16
+assert torch.equal(back, (low.float() + step.float() * 131).to(torch.bfloat16))
 
 # quantized.pack
 codes = torch.tensor([[1, 2, 3, 0], [0, 0, 0, 2]], dtype=torch.uint8)

@@ -46,7 +46,7 @@ def token_probabilities(logits, temperature, top_k=None, top_p=None, min_p=None)
 
 
 # generation.write_tokens
-def write_tokens(model, ids, length, draw, cache, padding, ends, own):
+def write_tokens(model, ids, length, draw, cache, padding, ended, own):
     rows = torch.arange(len(ids)) if ids.dim() == 2 else ...
     closed = torch.zeros(ids.shape[:-1], dtype=torch.bool)
     for _ in range(length):
@@ -55,7 +55,7 @@ def write_tokens(model, ids, length, draw, cache, padding, ends, own):
         token = token.squeeze(-1).to(ids.dtype).where(~closed, ids[..., -1])
         yield token.clone()
         ids = torch.cat([ids, token.unsqueeze(-1)], dim=-1)
-        closed = closed | (token[..., None] == ends).any(dim=-1)
+        closed = closed | ended(ids)
         if closed.numel() and closed.all():
             return
 

@@ -41,11 +41,12 @@ def keep_min_p(logits, least):
 
 
 # logits.penalize
-def penalize(logits, ids, penalty, padding=None):
+def penalize(logits, ids, factor=1.0, difference=0.0, padding=None):
     logits = logits.clone()
     for row in range(len(ids)) if ids.dim() == 2 else [...]:
         first = 0 if padding is None or row is ... else int(padding[row])
         for word in set(ids[row][first:].tolist()):
-            factor = 1 / penalty if logits[row][word] > 0 else penalty
-            logits[row][word] *= factor
+            old = logits[row][word].item()
+            new = old / factor if old > 0 else old * factor
+            logits[row][word] = new - difference
     return logits

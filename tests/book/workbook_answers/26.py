@@ -47,32 +47,29 @@ def following(text, count, longest=3):
 
 
 # speculative.laws
-def laws(logits, ids, guesses, law, repetition_penalty, padding):
+def laws(logits, ids, guesses, law):
     whole, n = torch.cat([ids, guesses], dim=-1), ids.shape[-1]
-    rows = list(logits.unbind(dim=-2))
-    if repetition_penalty != 1:
-        for i, row in enumerate(rows):
-            rows[i] = penalize(row, whole[..., : n + i], repetition_penalty, padding)
-    return torch.stack([law(row) for row in rows], dim=-2)
+    rows = enumerate(logits.unbind(dim=-2))
+    return torch.stack([law(row, whole[..., : n + i]) for i, row in rows], dim=-2)
 
 
 # speculative.write_drafted
-def write_drafted(model, ids, length, draft, ahead, judged, cache, padding, ends):
+def write_drafted(model, ids, length, propose, ahead, judged, cache, padding, ended):
     goal = ids.shape[-1] + length
-    ended = torch.zeros(ids.shape[:-1], dtype=torch.bool)
+    closed = torch.zeros(ids.shape[:-1], dtype=torch.bool)
     while (n := ids.shape[-1]) < goal:
         guesses, q = ids[..., :0], None
         if goal - n > 1:
-            guesses, q = draft.propose(ids, min(ahead, goal - n - 1))
+            guesses, q = propose(ids, min(ahead, goal - n - 1))
         everything = torch.cat([ids, guesses], dim=-1)
         new = everything[..., len(cache[0]) :]
         rows = 1 + guesses.shape[-1]
         logits = model(new, cache=cache, padding=padding, last=rows)
-        for token in judged(logits, ids, guesses, q, ended).unbind(dim=-1):
-            token = token.where(~ended, ids[..., -1])
+        for token in judged(logits, ids, guesses, q, closed).unbind(dim=-1):
+            token = token.where(~closed, ids[..., -1])
             ids = torch.cat([ids, token.unsqueeze(-1)], dim=-1)
-            ended = ended | torch.isin(token, ends)
-            if ended.numel() and ended.all():
+            closed = closed | ended(ids)
+            if closed.numel() and closed.all():
                 goal = 0
                 break
         for kept in cache:

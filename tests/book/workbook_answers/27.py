@@ -1,15 +1,22 @@
 # quantized.quantize
 def quantize(x, bits, dim):
-    most = 2**bits - 1
-    low = x.min(dim=dim, keepdim=True).values
-    step = (x.max(dim=dim, keepdim=True).values / most) - low / most
-    safe = step.masked_fill(step == 0, 1)
-    return torch.clamp(torch.floor((x - low) / safe + 0.5), 0, most).byte(), low, step
+    most, full = 2**bits - 1, x if x.itemsize > 2 else x.float()
+    low = full.min(dim=dim, keepdim=True).values
+    step = (full.max(dim=dim, keepdim=True).values - low) / most
+    if x.itemsize == 2:
+        step = step + step * torch.finfo(x.dtype).eps
+    low, step = low.to(x.dtype), step.to(x.dtype)
+    safe = step.masked_fill(step == 0, 1).to(full.dtype)
+    return torch.clamp(torch.round((full - low) / safe), 0, most).byte(), low, step
 
 
 # quantized.dequantize
 def dequantize(codes, low, step):
-    return torch.addcmul(low.expand(codes.shape), codes.to(step.dtype), step)
+    full = low.float() if low.itemsize == 2 else low
+    numbers = torch.addcmul(
+        full.expand(codes.shape), codes.to(full.dtype), step.to(full.dtype)
+    )
+    return numbers.to(low.dtype)
 
 
 # quantized.pack
