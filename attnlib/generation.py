@@ -355,7 +355,7 @@ def ending(
     ids: Int[Tensor, "*batch tokens"],
     tokenizer: Any,
 ) -> Callable[[Tensor], Bool[Tensor, "*batch"]]:
-    """Whether the last token of a text, (..., n), ends it: a function of texts with ids.
+    """Returns a function of texts (..., n): whether each has ended with its last token.
 
     Raises:
         TypeError, ValueError: see `stream`.

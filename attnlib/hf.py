@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from attnlib.base import BaseAttention, repeat_heads
 from attnlib.cache import WindowCache
-from attnlib.checks import CacheLike, changed_options
+from attnlib.checks import CacheLike, changed_options, require_caches
 from attnlib.flash.attention import FlashAttention
 from attnlib.masks import Mask, causal_mask
 
@@ -435,30 +435,48 @@ def register(
     return name
 
 
-def cache_for_model(caches: Sequence[CacheLike]) -> Any:
+def cache_for_model(model: nn.Module, caches: Sequence[CacheLike]) -> Any:
     """A cache of `transformers` that keeps keys and values in caches of this book.
 
     For `past_key_values` of a model, or of its `generate`, also with beams where the caches
     can `select`. What the library crops, as for guessed tokens, it refuses here.
 
     Args:
-        caches: one for each layer of the model, in this order; each serves one text, or
-            one batch, at a time. A `WindowCache` is for layers with this window.
+        model: a causal model of the library, whose layers keep keys and values.
+        caches: one for each layer, in their order; for layers with a window, and for these
+            alone, it may be a `WindowCache` of the same window, then for all of them.
 
     Returns:
         A `transformers.Cache`.
 
     Raises:
         ImportError: `transformers` is not installed, or too old.
+        TypeError, ValueError: see `require_caches`; a layer that keeps something else; a
+            `WindowCache` of another window than its layer, or not for all with a window.
 
-    Source: chapter 22.
+    Source: chapter 22, eq-guest-sees.
     """
     try:
-        from transformers.cache_utils import Cache, CacheLayerMixin
+        from transformers.cache_utils import CacheLayerMixin, DynamicCache
     except ImportError as error:
         raise ImportError(f"transformers: {WANTED}") from error
-    layer = kept_layer(CacheLayerMixin)
-    return Cache(layers=[layer(held) for held in caches])
+    theirs = DynamicCache(config=model.config)  # which knows the windows of the layers
+    require_caches(caches, len(theirs.layers), torch.empty(0), context_length=2**62)
+    rings = set()
+    for at, (held, layer) in enumerate(zip(caches, theirs.layers, strict=True)):
+        if not type(layer).__name__.startswith("Dynamic"):
+            raise TypeError(f"model: expected keys and values in layer {at}, got {layer!r}")
+        window = getattr(layer, "sliding_window", None)
+        if isinstance(held, WindowCache) and held.window != window:
+            wanted = "a KVCache" if window is None else f"WindowCache({window})"
+            raise ValueError(f"caches: expected {wanted} for layer {at}, got {held!r}")
+        if window is not None:
+            rings.add(isinstance(held, WindowCache))
+    if len(rings) > 1:
+        raise ValueError("caches: expected rings for all layers with a window, or for none")
+    kept = kept_layer(CacheLayerMixin)
+    theirs.layers = [kept(held) for held in caches]
+    return theirs
 
 
 def kept_layer(base: type) -> type:
@@ -482,12 +500,13 @@ def kept_layer(base: type) -> type:
             """All keys and values that the new tokens may see."""
             return self.held.append(key, value)
 
-        def get_mask_sizes(self, new: int) -> tuple[int, int]:
-            """How many keys `new` tokens get, and the position of the first."""
+        def get_mask_sizes(self, new: int | Tensor) -> tuple[int, int]:
+            """How many keys the new tokens get, and the position of the first."""
+            count = new if isinstance(new, int) else len(new)  # once, their positions
             read, first = len(self.held), 0
             if self.is_sliding and read:
                 first = max(self.held.first, read - self.held.window + 1)
-            return read - first + new, first
+            return read - first + count, first
 
         def get_seq_length(self) -> int:
             """How many tokens were read."""
@@ -496,6 +515,8 @@ def kept_layer(base: type) -> type:
         def get_max_length(self) -> int:
             """How many may be read."""
             return self.held.capacity
+
+        get_max_cache_shape = get_max_length  # its name before
 
         def reset(self) -> None:
             """Forgets all."""

@@ -337,7 +337,7 @@ def speculate(
     adjust = adjustment(model, repetition_penalty, presence_penalty, bias)
     ended = ending(stop, model, ids, tokenizer)
     apart = len(stop) > 0 and not own and ids.dim() == 2
-    require_caches(cache, ids.shape[-1] + length, require_count("ahead", ahead), apart)
+    refuse_bad_caches(cache, ids.shape[-1] + length, require_count("ahead", ahead), apart)
 
     def law(logits, text):
         return law_of(adjust(logits, text, padding), temperature, top_k, top_p, min_p)
@@ -392,7 +392,7 @@ def draft_of(
     return draft
 
 
-def require_caches(
+def refuse_bad_caches(
     cache: Sequence[CacheLike] | None, tokens: int, ahead: int, apart: bool
 ) -> None:
     """Refuses caches that would not hold what is needed, or not what is returned.

@@ -30,17 +30,16 @@ def sizes(stream: Tensor) -> dict[str, float]:
 
 
 def score_sizes(query: Tensor, key: Tensor) -> dict[str, float]:
-    """Of all rows of the heads' visible scores: largest maxima, and who overflows."""
+    """Of all rows of the heads' scores that are seen: their maxima, and who overflows."""
     key = repeat_heads(key, query.shape[-3] // key.shape[-3])
     scores = query @ key.mT / math.sqrt(query.shape[-1])
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    highest = scores.masked_fill(~seen, -torch.inf).amax(dim=-1)
-    lse = scores.masked_fill(~seen, -torch.inf).logsumexp(dim=-1)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    highest, lse = scores.amax(dim=-1), scores.logsumexp(dim=-1)
     over = {name: (lse > limit).double().mean().item() for name, limit in LIMITS.items()}
     return {
         "highest": round(highest.max().item(), 1),
         "lowest_maximum": round(highest.min().item(), 1),
-        "lowest": round(scores.masked_fill(~seen, 0.0).min().item(), 1),
         **{f"over_{name}": round(share, 4) for name, share in over.items()},
     }
 
@@ -52,35 +51,25 @@ def main() -> None:
     options = parser.parse_args()
     model, tokenizer, name = smollm2()
     ids, said = english(tokenizer, options.tokens)
-    record = {"model": name, **said, "stream": [], "scores": []}
-    hooks = []
+    stream, scores = [], []
+
+    def note_stream(module, args):
+        stream.append(sizes(args[0]))
+
+    def note_scores(module, args, named):
+        query, key = [*args, *named.values()][:2]
+        scores.append(score_sizes(query, key))
+
     for block in model.blocks:
-        hooks.append(
-            block.register_forward_pre_hook(
-                lambda module, args: record["stream"].append(sizes(args[0]))
-            )
-        )
-        hooks.append(
-            block.attention.attention.register_forward_pre_hook(
-                lambda module, args, named: record["scores"].append(
-                    score_sizes(*[*args, *named.values()][:2])
-                ),
-                with_kwargs=True,
-            )
-        )
-    hooks.append(
-        model.norm.register_forward_pre_hook(
-            lambda module, args: record["stream"].append(sizes(args[0]))
-        )
-    )
+        block.register_forward_pre_hook(note_stream)
+        block.attention.attention.register_forward_pre_hook(note_scores, with_kwargs=True)
+    model.norm.register_forward_pre_hook(note_stream)
     model(ids)
-    for hook in hooks:
-        hook.remove()
-    for number, row in enumerate(record["stream"]):
-        print(
-            number, row, record["scores"][number] if number < len(record["scores"]) else ""
-        )
-    write_record("real_sizes", record)
+    for read, rows in enumerate(stream):
+        print(f"{read} blocks read:", rows)
+    for block, row in enumerate(scores):
+        print(f"block {block}:", row)
+    write_record("real_sizes", {"model": name, **said, "stream": stream, "scores": scores})
 
 
 if __name__ == "__main__":

@@ -74,12 +74,12 @@ def assert_stored(figure, bits, top):
     assert numbers(read.code) == codes.tolist()
     close(read.back, back, 5.1e-3)
     close(read.off, back - x, 5.1e-3)
-    close(read.dots, 56 + 41 * x, 0.051)
+    close(read.dots, 48 + 33 * x, 0.051)
     marks = low + step * torch.arange(2**bits)
     assert numbers(read.marks)[1::3] == [30] * 2**bits
-    close(numbers(read.marks)[::3], 56 + 41 * marks, 0.051)
-    close(numbers(read.moves)[::4], 56 + 41 * x, 0.051)
-    close(numbers(read.moves)[2::4], 56 + 41 * back, 0.051)
+    close(numbers(read.marks)[::3], 48 + 33 * marks, 0.051)
+    close(numbers(read.moves)[::4], 48 + 33 * x, 0.051)
+    close(numbers(read.moves)[2::4], 48 + 33 * back, 0.051)
     worst = (back - x).abs().max()
     said = [2**bits, step.item(), step.item() / 2, worst.item()]
     close(read.say, said, 5.1e-4)

@@ -510,7 +510,7 @@ def test_the_same_cache_inside_and_outside(make, tmp_path, kind):
     guest.save_pretrained(tmp_path)
     own = Llama.from_pretrained(tmp_path)
     ids = torch.randint(61, (2, 30))
-    there = hf.cache_for_model([kind(40) for _ in own.blocks])
+    there = hf.cache_for_model(guest, [kind(40) for _ in own.blocks])
     here = [kind(40) for _ in own.blocks]
     with torch.no_grad():
         for start, end in itertools.pairwise((0, 11, 12, 13, 25, 30)):
@@ -533,26 +533,62 @@ def test_models_write_the_same_with_our_caches(make, kind, beams):
     real[1, :4] = 0
     options = {"attention_mask": real, "do_sample": False, "max_new_tokens": 14}
     expected = guest.generate(ids, num_beams=beams, **options)
-    windows = getattr(guest.config, "layer_types", [kind] * 2)
-    near = ["sliding" in name or name == "Mistral" for name in windows]
-    if beams > 1 and any(near):  # a ring does not choose among texts
-        near = [False] * 2
-        if kind == "Mistral":
-            return
+    near = {"Mistral": [True, True], "Gemma2": [True, False]}.get(kind, [False, False])
+    if beams > 1:  # a ring does not choose among texts
+        near = [False, False]
     caches = [WindowCache(5) if ring else KVCache(30) for ring in near]
-    mine = hf.cache_for_model(caches)
+    mine = hf.cache_for_model(guest, caches)
     found = guest.generate(ids, past_key_values=mine, num_beams=beams, **options)
     assert torch.equal(found, expected)
 
 
 def test_what_our_caches_do_not_do_inside(as_shipped, make):
     guest, ids = make("Llama"), torch.randint(61, (1, 9))
-    mine = hf.cache_for_model([KVCache(40), KVCache(40)])
+    mine = hf.cache_for_model(guest, [KVCache(40), KVCache(40)])
     options = {"past_key_values": mine, "do_sample": False, "max_new_tokens": 9}
     with pytest.raises(NotImplementedError, match="cache: expected no cropping"):
         guest.generate(ids, prompt_lookup_num_tokens=3, **options)
-    short = hf.cache_for_model([KVCache(12), KVCache(12)])
+    short = hf.cache_for_model(guest, [KVCache(12), KVCache(12)])
     with pytest.raises(
         ValueError, match="expected at most 0 more tokens, since the cache is full"
     ):
         guest.generate(ids, **(options | {"past_key_values": short}))
+
+
+def test_caches_that_would_show_fewer_keys_are_refused(as_shipped, make):
+    """The library would hide what the layer's own window hides, and miss the rest."""
+    llama, mistral = make("Llama"), make("Mistral")
+    two = KVCache(40), KVCache(40)
+    for words, model, caches in (
+        ("cache: expected 2, one for each block, got 1", llama, [KVCache(40)]),
+        ("cache: expected 2, one for each block, got 3", llama, [*two, KVCache(40)]),
+        ("cache: expected one of its own for each block", llama, [two[0]] * 2),
+        ("cache: expected a list of caches", llama, KVCache(40)),
+        (
+            "expected a KVCache for layer 0, got WindowCache",
+            llama,
+            [WindowCache(5), two[1]],
+        ),
+        (
+            r"expected WindowCache\(5\) for layer 1",
+            mistral,
+            [WindowCache(5), WindowCache(3)],
+        ),
+        (
+            r"expected WindowCache\(5\) for layer 0",
+            mistral,
+            [WindowCache(6), WindowCache(6)],
+        ),
+        ("rings for all layers with a window", mistral, [WindowCache(5), two[1]]),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            hf.cache_for_model(model, caches)
+    read = KVCache(40)
+    read.append(*torch.zeros(2, 1, 2, 3, 8))
+    with pytest.raises(ValueError, match=r"the same tokens in each, got lengths \[3, 0\]"):
+        hf.cache_for_model(llama, [read, two[1]])
+    import transformers
+
+    mamba = transformers.MambaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=2)
+    with pytest.raises(TypeError, match="model: expected keys and values in layer 0"):
+        hf.cache_for_model(transformers.MambaForCausalLM(mamba), list(two))

@@ -96,8 +96,8 @@ def test_one_text_ends_too(model):
     begun = torch.tensor([*IDS[0], *stop])  # what stands in the start ends nothing
     assert len(model.generate(begun, 3, stop=stop)) > 4
     assert list(stream(model, IDS[0], 0)) == []
-    nobody = model.generate(IDS[:0], 4, stop=[1])
-    assert nobody.shape[0] == 0
+    for stop in ([], [1]):
+        assert model.generate(IDS[:0], 4, stop=stop).shape == (0, 7)
 
 
 def test_tokens_come_as_they_are_drawn_and_are_the_callers(model, monkeypatch):
@@ -135,9 +135,7 @@ def test_refusals_come_at_once(as_shipped, model):
         "min_p: expected a probability between 0 and 1, got True": {"min_p": True},
         "repetition_penalty: expected a number above 0": {"repetition_penalty": 0.0},
         "repetition_penalty: expected a number, got '2'": {"repetition_penalty": "2"},
-        "repetition_penalty: expected a number above 0 and f": {
-            "repetition_penalty": math.inf
-        },
+        "repetition_penalty: .* finite, got inf": {"repetition_penalty": math.inf},
         "presence_penalty: expected finite, got nan": {"presence_penalty": math.nan},
         "presence_penalty: expected a number, got True": {"presence_penalty": True},
         r"bias: expected numbers by token, or None, got \[1\]": {"bias": [1]},
@@ -244,6 +242,15 @@ def test_a_difference_and_a_bias_act_on_each_draw(model, cache):
             assert token == logits.argmax()
             text.append(token)
     assert not (batch[:, 3:] == 7).any()
+    for token in range(WORDS):  # what stands where no token is does not count
+        other = IDS.clone()
+        other[1, 0] = token
+        assert torch.equal(
+            model.generate(other, 12, padding=[0, 1, 0], **options)[:, 3:], batch[:, 3:]
+        )
+    del options["bias"]
+    alone = model.generate(IDS[0], 12, **options)
+    assert not torch.equal(alone, model.generate(IDS[0], 12, 0.0))
     one = model.generate(IDS[0], 5, bias={7: 1000.0}, cache=cache)
     assert one[3:].tolist() == [7] * 5
 
@@ -252,10 +259,8 @@ class Letters:
     """Token w is the letter w; but 8 and 9 are the halves of one character."""
 
     def decode(self, ids):
-        halves = {8: b"\xc3", 9: b"\xa4"}
-        return b"".join(halves.get(w, b"%c" % (97 + w)) for w in ids).decode(
-            errors="replace"
-        )
+        letters = [b"%c" % (97 + w) for w in range(8)] + [b"\xc3", b"\xa4", b"k"]
+        return b"".join(letters[w] for w in ids).decode(errors="replace")
 
 
 @pytest.mark.parametrize("cache", [True, False, "given"])
@@ -328,26 +333,25 @@ def test_a_file_of_generation_asks_for_what_transformers_does(tmp_path, said):
     torch.manual_seed(3)
     size = {"n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 60}
     guest = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size)).eval()
-    guest.lm_head.weight.data *= 100
+    guest.lm_head.weight.data *= 10
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
     choice = read_generation_config(tmp_path)
     ids, mine = torch.randint(60, (2, 4)), LanguageModel(60, 9, 8, 2, 1)
     asked = [choice.pop(name) for name in ("repetition_penalty", "bias", "stop")]
     assert asked[2] == [*torch.tensor(said.get("eos_token_id", [])).reshape(-1)]
+    assert asked[1] == dict.fromkeys(said.get("suppress_tokens", ()), -math.inf)
     adjust = adjustment(mine, asked[0], 0.0, asked[1])
     theirs = transformers.GenerationConfig.from_pretrained(tmp_path)
     wanted = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
-    wanted |= {
-        "max_new_tokens": 5,
-        "pad_token_id": 0,
-        "attention_mask": torch.ones_like(ids),
-    }
+    wanted |= {"max_new_tokens": 5, "pad_token_id": 0}
+    wanted["attention_mask"] = torch.ones_like(ids)
     found = guest.generate(ids, generation_config=theirs, **wanted)
     for step, (scores, logits) in enumerate(zip(found.scores, found.logits, strict=True)):
         z = adjust(logits, found.sequences[:, : 4 + step], None)
         if "do_sample" in said:
             torch.testing.assert_close(token_probabilities(z, **choice), scores.softmax(-1))
         else:
+            assert choice == {"temperature": 0.0}
             assert torch.equal(sample(z, **choice)[:, 0], scores.argmax(dim=-1))
 
 
