@@ -479,6 +479,15 @@ def cache_for_model(model: nn.Module, caches: Sequence[CacheLike]) -> Any:
     return theirs
 
 
+def first_handed_out(held: CacheLike) -> int:
+    """The first token whose key and value a cache hands out with the next one.
+
+    Source: chapter 22, eq-guest-sees.
+    """
+    ring = isinstance(held, WindowCache) and len(held) > 0
+    return max(held.first, len(held) - held.window + 1) if ring else 0
+
+
 def kept_layer(base: type) -> type:
     """The class of a layer's part of `cache_for_model`, of the library's own for it.
 
@@ -503,10 +512,8 @@ def kept_layer(base: type) -> type:
         def get_mask_sizes(self, new: int | Tensor) -> tuple[int, int]:
             """How many keys the new tokens get, and the position of the first."""
             count = new if isinstance(new, int) else len(new)  # once, their positions
-            read, first = len(self.held), 0
-            if self.is_sliding and read:
-                first = max(self.held.first, read - self.held.window + 1)
-            return read - first + count, first
+            first = first_handed_out(self.held)
+            return len(self.held) - first + count, first
 
         def get_seq_length(self) -> int:
             """How many tokens were read."""

@@ -46,6 +46,7 @@ CENTRAL = {
     "25": "heads_for_tokens tokens_for_heads SplitColumns SplitRows",
     "26": "acceptance residual judge NgramDraft",
     "27": "quantize QuantizedCache",
+    "28": "Pages Server",
 }
 
 

@@ -32,6 +32,7 @@ USUAL = {
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
     **{"ignore": (), "held": (), "repetition_penalty": 1.0, "stop": ()},
     **{"presence_penalty": 0.0, "difference": 0.0, "file": "config.json"},
+    **{"page_size": 16, "at_once": 8, "piece": 64},
     **{"spare": 0, "bits": 8, "group": 32, "longest": 3, "draft": "ngram", "ahead": 4},
 }
 # By the function or the class, where it is another.

@@ -17,7 +17,7 @@ PARTS = {
     "VI": (16, 19),
     "VII": (20, 22),
     "VIII": (23, 25),
-    "IX": (26, 27),
+    "IX": (26, 28),
 }
 GREEK = (
     r"\\(?:(?:var)?epsilon|alpha|beta|gamma|delta|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|"

@@ -1159,3 +1159,94 @@ assert cache.recent[0].shape[-2] == 5
 again = QuantizedCache(20, bits=2, group=3)
 assert torch.equal(again.append(k, v)[0], k)  # a piece sees itself in full
 assert again.recent[0].shape[-2] == 5 and again.stored[0].shape[-3] == 2
+
+# serving.common_beginning
+assert common_beginning([1, 2, 3, 4], [1, 2, 4, 4]) == 2
+assert common_beginning([1, 2], [1, 2, 3]) == common_beginning([1, 2, 3], [1, 2]) == 2
+assert common_beginning([5, 1], [1, 5]) == common_beginning([], [1]) == 0
+
+# serving.Pages
+store = Pages(blocks=2, pages=6, page_size=2)
+one = store.begin([1, 2, 3, 4, 5], {})
+assert store.length(one) == 0 and all(one in cache.tables for cache in store.caches)
+for cache in store.caches:
+    cache.append(one, *torch.zeros(2, 1, 5, 1))
+two = store.begin([1, 2, 3, 4, 5], {one: [1, 2, 3, 4, 5]})
+assert two != one and store.length(two) == 4  # two full pages
+assert store.length(store.begin([1, 2, 3, 4], {one: [1, 2, 3, 4, 5]})) == 2  # not the last
+assert store.length(store.begin([1, 3, 3, 4], {one: [1, 2, 3, 4, 5]})) == 0
+assert [store.fit({one: 8, two: n}) for n in (8, 9)] == [True, False]
+assert [store.fit({one: n}) for n in (12, 13)] == [True, False]
+store = Pages(blocks=2, pages=6, page_size=2)
+for text in ([1, 2, 3, 4], [5, 6, 7, 8]):
+    number = store.begin(text, {})
+    for cache in store.caches:
+        cache.append(number, *torch.zeros(2, 1, 4, 1))
+    store.kept[number] = text
+first, second = store.kept
+again = store.begin([1, 2, 3], {})
+assert store.length(again) == 2 and [*store.kept] == [second, first]
+store.make_room([again], 4)  # two pages, which are unused
+assert [*store.kept] == [second, first]
+store.make_room([again], 6)  # one more
+assert [*store.kept] == [first] and second not in store.caches[1].tables
+
+# serving.Server
+from attnlib import LanguageModel
+
+torch.manual_seed(7)
+model = LanguageModel(7, 40, embed_dim=8, num_heads=2, num_layers=2).double().eval()
+server = Server(model, pages=12, page_size=2, at_once=2, piece=3)
+texts = [[1, 2, 3, 4, 5], [1, 2], [6, 5, 4]]
+asked = [server.submit(torch.tensor(text), 6, temperature=0.0) for text in texts]
+assert server.step() == [] and server.inside == asked[:1]  # three tokens of the first
+(pair,) = server.step()[:1]
+assert pair[0] is asked[0] and pair[1] == asked[0].written[0]
+assert server.inside == asked[:2]  # the rest of the first, and one of the second
+server.send_back()
+assert server.inside == asked[:1] and [*server.waiting] == asked[1:]
+assert asked[1].sequence is None and server.let_in() is asked[1]
+while server.waiting or server.inside:
+    assert len(server.inside) < 3 and server.step() is not None
+for text, request in zip(texts, asked, strict=True):
+    alone = model.generate(torch.tensor(text), 6, temperature=0.0)
+    assert request.ids == alone.tolist() and request.over == "length"
+server = Server(model, pages=5, page_size=2)
+asked = [server.submit(torch.tensor(text), 5, temperature=0.0) for text in texts[1:]]
+while server.waiting or server.inside:
+    server.step()  # one of them has to be sent back
+for text, request in zip(texts[1:], asked, strict=True):
+    assert request.ids == model.generate(torch.tensor(text), 5, temperature=0.0).tolist()
+request = server.submit(torch.tensor([6, 5, 4, 3]), 3, temperature=0.0)
+
+
+def fails(module, args, result):
+    raise KeyboardInterrupt
+
+
+hook = model.blocks[1].register_forward_hook(fails)
+try:
+    server.step()
+except KeyboardInterrupt:
+    hook.remove()
+lengths = {cache.lengths[request.sequence] for cache in server.memory.caches}
+assert len(lengths) == 1 and server.unread(request) == 4 - lengths.pop()
+assert request.ids == [6, 5, 4, 3]
+server = Server(model, pages=20, page_size=2)
+asked = [server.submit(torch.tensor(text), 3) for text in texts]
+server.step()
+before = [request.generator.get_state() for request in asked]
+
+
+def refuse(logits, text):
+    raise ValueError
+
+
+asked[1].choose, choose = refuse, asked[1].choose
+try:
+    server.step()
+except ValueError:
+    asked[1].choose = choose
+assert [len(request.written) for request in asked] == [1, 1, 1]
+after = [request.generator.get_state() for request in asked]
+assert torch.equal(torch.stack(before), torch.stack(after))  # nobody has lost a draw
