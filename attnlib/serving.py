@@ -111,10 +111,12 @@ class Pages:
             cache.truncate(number, min(length, cache.lengths[number]))
 
     def free(self, number: int) -> None:
+        """Closes a text, in all blocks."""
         for cache in self.caches:
             cache.free(number)
 
     def length(self, number: int) -> int:
+        """How many tokens of a text are on pages."""
         return self.caches[0].lengths[number]
 
     def fit(self, tokens: Mapping[int, int]) -> bool:
@@ -203,7 +205,12 @@ class Server:
         if writers:
             self.read(writers, 1)
         left = self.piece
-        while left and (request := readers.pop(0) if readers else self.let_in()):
+        while left > 0:
+            request = (
+                readers.pop() if readers else self.let_in()
+            )  # of readers, there is one
+            if request is None:
+                break
             count = min(left, self.unread(request))
             self.read([request], count)
             left -= count
