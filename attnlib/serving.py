@@ -206,9 +206,7 @@ class Server:
             self.read(writers, 1)
         left = self.piece
         while left > 0:
-            request = (
-                readers.pop() if readers else self.let_in()
-            )  # of readers, there is one
+            request = readers.pop() if readers else self.let_in()  # one reader at most
             if request is None:
                 break
             count = min(left, self.unread(request))
