@@ -47,6 +47,7 @@ CENTRAL = {
     "26": "acceptance residual judge NgramDraft",
     "27": "quantize QuantizedCache",
     "28": "Pages Server",
+    "29": "LinearAttention GatedLinearAttention",
 }
 
 

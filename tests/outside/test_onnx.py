@@ -16,6 +16,7 @@ from attnlib import (
     ScaledDotProductAttention,
     padding_mask,
 )
+from attnlib.linear import linear_attention
 from attnlib.rotary import turn
 
 
@@ -154,3 +155,25 @@ def test_norms(operator, norm, eps):
             layer.beta.data = given["B"].flatten()
         assert_close(name, layer(rows).reshape(x.shape).detach(), wanted["Y"])
     assert len(found) >= 19
+
+
+@pytest.mark.costly("outside/onnx linear attention")
+def test_linear_attention():
+    answered = 0
+    for name, (options, given, wanted) in cases_of("LinearAttention").items():
+        # The delta rule is no rule of ours, nor is a decay of each feature.
+        decay, shared = given.get("decay"), options["kv_num_heads"]
+        per_head = decay is None or decay.shape[-1] == shared
+        if "delta" in options.get("update_rule", b"gated_delta").decode() or not per_head:
+            continue
+        query, key, value = (given[x].float() for x in ("query", "key", "value"))
+        query = query.unflatten(-1, (options["q_num_heads"], -1)).transpose(1, 2)
+        key, value = (x.unflatten(-1, (shared, -1)).transpose(1, 2) for x in (key, value))
+        query = query * (options.get("scale") or query.shape[-1] ** -0.5)
+        output, state = linear_attention(
+            query, key, value, None if decay is None else decay.mT, given.get("past_state")
+        )
+        assert_close(name, output.transpose(1, 2).flatten(-2), wanted["output"])
+        assert_close(name, state, wanted["present_state"])
+        answered += 1
+    assert answered >= 3

@@ -18,6 +18,7 @@ PARTS = {
     "VII": (20, 22),
     "VIII": (23, 25),
     "IX": (26, 28),
+    "X": (29, 29),
 }
 GREEK = (
     r"\\(?:(?:var)?epsilon|alpha|beta|gamma|delta|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|"
@@ -49,7 +50,7 @@ def chapters_of(meaning: str) -> set[int | str]:
     said = re.match(r"in ((?:chapter|appendix|Part)[^:]*):", meaning)
     if not said:
         return set()
-    if part := re.fullmatch(r"Part ([IV]+)", said[1]):
+    if part := re.fullmatch(r"Part ([IVX]+)", said[1]):
         first, last = PARTS[part[1]]
         return set(range(first, last + 1))
     return {int(number) for number in re.findall(r"\d+", said[1])} | set(

@@ -1250,3 +1250,112 @@ except ValueError:
 assert [len(request.written) for request in asked] == [1, 1, 1]
 after = [request.generator.get_state() for request in asked]
 assert torch.equal(torch.stack(before), torch.stack(after))  # nobody has lost a draw
+
+# linear.elu_plus_one
+x = torch.tensor([-80.0, -1.0, 0.0, 2.0, 1000.0], requires_grad=True)
+found = elu_plus_one(x)
+assert torch.allclose(
+    found, torch.tensor([1.8049e-35, 0.36788, 1.0, 3.0, 1001.0]), rtol=1e-4, atol=0
+)
+found.sum().backward()
+assert torch.allclose(x.grad[2:], torch.ones(3)) and abs(x.grad[1] - 0.36788) < 1e-4
+
+# linear.weighted_mean
+sums = torch.tensor([[6.0, 9.0, 3.0], [0.0, 0.0, 0.0]], requires_grad=True)
+found = weighted_mean(sums)
+assert found.tolist() == [[2.0, 3.0], [0.0, 0.0]]
+found.sum().backward()
+assert sums.grad.isfinite().all() and weighted_mean(torch.ones(2, 4, 5)).shape == (2, 4, 4)
+
+# linear.what_is_left
+found = what_is_left(torch.log(torch.tensor([0.5, 0.25, 0.5])))
+assert torch.allclose(found, torch.tensor([[1.0, 0, 0], [0.25, 1, 0], [0.125, 0.5, 1]]))
+gone = torch.tensor([[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]])
+found = what_is_left(gone)
+assert found[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+assert torch.equal(found[1], torch.ones(3, 3).tril())
+
+# linear.read_piece
+torch.manual_seed(0)
+q, k, v = torch.rand(2, 5, 3), torch.rand(2, 5, 3), torch.rand(2, 5, 2)
+g, S = -torch.rand(2, 5), torch.rand(2, 3, 2)
+output, state = read_piece(q, k, v, g, S)
+slow = S
+for i in range(5):
+    slow = g[:, i, None, None].exp() * slow + k[:, i, :, None] * v[:, i, None, :]
+    row = (q[:, i, None, :] @ slow).squeeze(1)
+    assert torch.allclose(output[:, i], row, atol=1e-5), f"token {i}"
+assert torch.allclose(state, slow, atol=1e-5)
+
+# linear.linear_attention
+torch.manual_seed(0)
+q, k, v = torch.rand(2, 7, 3), torch.rand(2, 7, 3), torch.rand(2, 7, 2)
+g = -torch.rand(2, 7)
+output, state = linear_attention(q, k, v, g, piece=7)
+for piece in (1, 3, 50):
+    other, end = linear_attention(q, k, v, g, piece=piece)
+    assert torch.allclose(other, output, atol=1e-5) and torch.allclose(
+        end, state, atol=1e-5
+    )
+rest, end = linear_attention(q[:, 4:], k[:, 4:], v[:, 4:], g[:, 4:], linear_attention(
+    q[:, :4], k[:, :4], v[:, :4], g[:, :4])[1])  # fmt: skip
+assert torch.allclose(rest, output[:, 4:], atol=1e-5) and torch.allclose(
+    end, state, atol=1e-5
+)
+assert torch.allclose(linear_attention(q, k, v)[1], k.mT @ v, atol=1e-5)
+empty, same = linear_attention(q[:, :0], k[:, :0], v[:, :0], state=state)
+assert empty.shape == (2, 0, 2) and torch.equal(same, state)
+one = torch.ones(300, 1, dtype=torch.bfloat16)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    output, state = linear_attention(one, one, one, piece=1)
+assert output.dtype == torch.bfloat16 and state.dtype == torch.float32 and state == 300
+
+# linear.LinearAttention
+torch.manual_seed(0)
+q, k, v = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5), torch.randn(2, 3, 6, 2)
+kernel = elu_plus_one(q) @ elu_plus_one(k).mT
+output, weights = LinearAttention()(q, k, v)
+assert torch.allclose(weights, kernel / kernel.sum(-1, keepdim=True))
+assert torch.allclose(output, weights @ v, atol=1e-6)
+for causal in (False, True):
+    heads = LinearAttention(causal=causal, piece=2)
+    for queries, keys in ((4, 6), (6, 6), (6, 4)):
+        a, b, c = torch.randn(2, 3, queries, 5), torch.randn(2, 3, keys, 5), v[:, :, :keys]
+        hidden = torch.arange(keys) < 3
+        for mask in (None, hidden[None], torch.randn(queries, keys)):
+            whole, _ = heads(a, b, c, mask)
+            alone, none = heads(a, b, c, mask, need_weights=False)
+            assert none is None and torch.allclose(alone, whole, atol=1e-5), (queries, keys)
+    few = k[:, :1], v[:, :1]
+    shared, _ = heads(q, *few, need_weights=False, enable_gqa=True)
+    expected, _ = heads(q, *(x.expand(2, 3, 6, -1) for x in few))
+    assert torch.allclose(shared, expected, atol=1e-5)
+assert heads.attend_without_weights(q, k, v, torch.ones(4, 6) > 0) is None
+scores = torch.tensor([[0.0, 1.0, -torch.inf, 100.0, 0.0, 0.0]])
+_, masked = LinearAttention()(q, k, v, scores)
+factor = (scores - 100).exp() * kernel
+assert torch.allclose(masked, factor / factor.sum(-1, keepdim=True), atol=1e-6)
+
+# linear.GatedLinearAttention
+from attnlib.linear import StateCache
+
+torch.manual_seed(0)
+layer, x = GatedLinearAttention(6, 2, piece=2), torch.randn(3, 5, 6)
+output, none = layer(x)
+q, k, v = (p(x).view(3, 5, 2, 3).transpose(1, 2) for p in (
+    layer.q_proj, layer.k_proj, layer.v_proj))  # fmt: skip
+a = torch.sigmoid(layer.gate_proj(x)).mT
+weights = torch.zeros(3, 2, 5, 5)
+for i in range(5):
+    for j in range(i + 1):
+        product = (elu_plus_one(q[:, :, i]) * elu_plus_one(k[:, :, j])).sum(-1)
+        weights[..., i, j] = product * a[..., j + 1 : i + 1].prod(-1)
+heads = weights / weights.sum(-1, keepdim=True) @ v
+expected = layer.out_proj(heads.transpose(1, 2).flatten(2))
+assert none is None and torch.allclose(output, expected, atol=1e-5)
+cache = StateCache()
+parts = [layer(part, cache=cache)[0] for part in x.split([2, 1, 2], dim=1)]
+assert torch.allclose(torch.cat(parts, dim=1), output, atol=1e-5) and len(cache) == 5
+there = torch.tensor([True, False, True, True, False])
+masked, _ = layer(x, there.expand(3, 1, 1, 5))
+assert torch.allclose(masked[:, there], layer(x[:, there])[0], atol=1e-5)

@@ -1,0 +1,119 @@
+# linear.elu_plus_one
+def elu_plus_one(x):
+    return torch.where(x > 0, x + 1, torch.exp(torch.where(x > 0, torch.zeros_like(x), x)))
+
+
+# linear.weighted_mean
+def weighted_mean(sums):
+    values, total = sums.split([sums.shape[-1] - 1, 1], dim=-1)
+    empty = total == 0
+    return torch.where(empty, torch.zeros_like(values), values / (total + empty))
+
+
+# linear.what_is_left
+def what_is_left(log_decay):
+    n = log_decay.shape[-1]
+    place = torch.arange(n, device=log_decay.device)
+    between = (place[:, None, None] >= place) & (place > place[None, :, None])  # i, j, m
+    steps = torch.where(between, log_decay[..., None, None, :], 0.0)
+    return torch.where(place[:, None] >= place, steps.sum(dim=-1).exp(), 0.0)
+
+
+# linear.read_piece
+def read_piece(query, key, value, log_decay, state):
+    n = query.shape[-2]
+    first = torch.cumsum(log_decay, dim=-1)
+    whole = torch.cat([torch.zeros_like(log_decay[..., :1]), log_decay], dim=-1)
+    left = what_is_left(whole)  # what stands before comes first
+    inside = left[..., 1:, 1:]
+    outputs = torch.einsum("...ij,...id,...jd,...je->...ie", inside, query, key, value)
+    outputs = outputs + torch.einsum(
+        "...i,...id,...de->...ie", left[..., 1:, 0], query, state
+    )
+    last = inside[..., n - 1, :]
+    new = torch.einsum("...j,...jd,...je->...de", last, key, value)
+    return outputs, torch.exp(first[..., -1])[..., None, None] * state + new
+
+
+# linear.linear_attention
+def linear_attention(query, key, value, log_decay=None, state=None, *, piece=64):
+    outputs = []
+    query, key, state = query.to(wide), key.to(wide), state.to(wide)
+    with torch.autocast(value.device.type, enabled=False):
+        rest = zip(
+            query.split(piece, -2),
+            key.split(piece, -2),
+            value.to(wide).split(piece, -2),
+            log_decay.to(wide).split(piece, -1),
+            strict=True,
+        )
+        if query.shape[-2] == 0:
+            return value, state
+        for parts in rest:
+            output, state = read_piece(*parts, state)
+            outputs.append(output.to(value.dtype))
+    return torch.cat(outputs, dim=-2), state
+
+
+# linear.LinearAttention
+class LinearAttention:
+    def attend(self, query, key, value, mask):
+        products = torch.einsum(
+            "...id,...jd->...ij", self.feature(query), self.feature(key)
+        )
+        if mask is not None and mask.numel():
+            products = products * torch.exp(mask - mask.amax(dim=-1, keepdim=True))
+        sums = products.sum(dim=-1, keepdim=True)
+        weights = torch.where(sums > 0, products / torch.where(sums > 0, sums, 1.0), 0.0)
+        return weights @ value, weights
+
+    def attend_without_weights(self, query, key, value, mask):
+        keys_only = mask is None or (mask.dtype == torch.bool and mask.shape[-2:-1] == (1,))
+        if not keys_only:
+            return None
+        if query.shape[:-2] != key.shape[:-2]:
+            key, value = repeat_shared(query, key, value)
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        q, k, v = (
+            self.feature(query.to(dtype)),
+            self.feature(key.to(dtype)),
+            value.to(dtype),
+        )
+        if mask is not None:
+            k = torch.where(mask.mT, k, torch.zeros_like(k))
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        if not self.causal:
+            return weighted_mean(q @ (k.mT @ v)).to(value.dtype)
+        blind = max(0, q.shape[-2] - k.shape[-2])
+        front = k.shape[-2] - q.shape[-2] + blind
+        start = k[..., :front, :].mT @ v[..., :front, :]
+        sums, _ = linear_attention(
+            q[..., blind:, :],
+            k[..., front:, :],
+            v[..., front:, :],
+            state=start,
+            piece=self.piece,
+        )
+        return F.pad(weighted_mean(sums), (0, 0, blind, 0)).to(value.dtype)
+
+
+# linear.GatedLinearAttention
+class GatedLinearAttention:
+    def forward(self, x, mask=None, need_weights=True, cache=None):
+        q = self.attention.feature(split_heads(self.q_proj(x), self.num_heads))
+        k = self.attention.feature(split_heads(self.k_proj(x), self.num_heads))
+        v = split_heads(self.v_proj(x), self.num_heads)
+        log_decay = -F.softplus(-self.gate_proj(x)).transpose(-1, -2)
+        if mask is not None:
+            there = tokens_there(mask, x, len(cache) if cache is not None else 0)
+            k = torch.where(there.mT, k, torch.zeros_like(k))
+            log_decay = torch.where(there.squeeze(-2), log_decay, 0.0)
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        before = state_of(cache)
+        sums, after = linear_attention(
+            q, k, v, log_decay, before, piece=self.attention.piece
+        )
+        if cache is not None:
+            cache.state = after
+            cache.length += x.shape[-2]
+        return self.out_proj(merge_heads(weighted_mean(sums))), None
