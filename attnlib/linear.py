@@ -260,9 +260,7 @@ class StateCache:
         Raises:
             TypeError: always.
         """
-        raise TypeError(
-            "cache: expected one that holds keys, such as KVCache, got StateCache"
-        )
+        raise TypeError("cache: expected one that holds keys, got a StateCache")
 
     def truncate(self, length: int) -> None:
         """Forgets all tokens, or none.
@@ -272,10 +270,8 @@ class StateCache:
         """
         require_count("length", length, least=0, most=self.length)
         if length not in (0, self.length):
-            raise ValueError(
-                f"length: expected 0 or {self.length}, since a state does not tell its "
-                f"tokens apart, got {length}"
-            )
+            why = "since a state does not tell its tokens apart"
+            raise ValueError(f"length: expected 0 or {self.length}, {why}, got {length}")
         if length == 0:
             self.state, self.length = None, 0
 

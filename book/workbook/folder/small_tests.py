@@ -1311,6 +1311,8 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 assert output.dtype == torch.bfloat16 and state.dtype == torch.float32 and state == 300
 
 # linear.LinearAttention
+from attnlib.linear import elu_plus_one
+
 torch.manual_seed(0)
 q, k, v = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5), torch.randn(2, 3, 6, 2)
 kernel = elu_plus_one(q) @ elu_plus_one(k).mT
@@ -1337,7 +1339,7 @@ factor = (scores - 100).exp() * kernel
 assert torch.allclose(masked, factor / factor.sum(-1, keepdim=True), atol=1e-6)
 
 # linear.GatedLinearAttention
-from attnlib.linear import StateCache
+from attnlib.linear import StateCache, elu_plus_one
 
 torch.manual_seed(0)
 layer, x = GatedLinearAttention(6, 2, piece=2), torch.randn(3, 5, 6)
