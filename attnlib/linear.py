@@ -171,7 +171,8 @@ class LinearAttention(BaseAttention):
     with the number of tokens and not with its square.
 
     Raises:
-        TypeError: causal is no truth value, piece no whole number.
+        TypeError: feature can't be called, causal is no truth value, or piece no whole
+            number.
         ValueError: piece below 1.
 
     Source: chapter 29, eq-kernel-attention, eq-linear-output; Katharopoulos et al. (2020).
@@ -183,6 +184,8 @@ class LinearAttention(BaseAttention):
         self, feature: Feature = elu_plus_one, causal: bool = False, piece: int = 64
     ) -> None:
         super().__init__()
+        if not callable(feature):
+            raise TypeError(f"feature: expected a function of a tensor, got {feature!r}")
         self.feature, self.causal = feature, require_flag("causal", causal)
         self.piece = require_count("piece", piece)
 

@@ -10,6 +10,7 @@ import torch
 import attnlib
 from attnlib import backprop, parallel
 from attnlib.gpt2 import gelu_tanh
+from attnlib.linear import elu_plus_one
 
 FLAGS = (
     *("causal", "return_lse", "enable_gqa", "return_weights", "interleaved", "summed"),
@@ -32,7 +33,7 @@ USUAL = {
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
     **{"ignore": (), "held": (), "repetition_penalty": 1.0, "stop": ()},
     **{"presence_penalty": 0.0, "difference": 0.0, "file": "config.json"},
-    **{"page_size": 16, "at_once": 8, "piece": 64},
+    **{"page_size": 16, "at_once": 8, "piece": 64, "feature": elu_plus_one},
     **{"spare": 0, "bits": 8, "group": 32, "longest": 3, "draft": "ngram", "ahead": 4},
 }
 # By the function or the class, where it is another.

@@ -79,12 +79,34 @@ def test_pieces_cuts_and_ends(data):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_state_of_half_precision_is_kept_in_float32(dtype):
-    """4,000 ones are 4,000: in bfloat16 a sum of ones ends at 256."""
-    one = torch.ones(4000, 1, dtype=dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, state = linear_attention(one, one, one)
-    assert output.dtype == dtype and state.dtype == torch.float32
-    assert state.item() == 4000 and output[-1] == torch.tensor(4000.0).to(dtype)
+    """4,001 ones are 4,001: in bfloat16 a sum of ones ends at 256."""
+    one = torch.ones(4001, 1, dtype=dtype)
+    for piece in (64, 5000):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output, state = linear_attention(one, one, one, piece=piece)
+        assert output.dtype == dtype and state.dtype == torch.float32
+        assert state.item() == 4001 and output[-1] == torch.tensor(4001.0).to(dtype)
+    g = torch.full((300,), -0.01, dtype=dtype)  # and so are sums of decays
+    found, expected = (linear_attention(*x, g.to(x[0].dtype)) for x in (
+        [one[:300]] * 3, [one[:300].double()] * 3))  # fmt: skip
+    assert torch.allclose(found[1].double(), expected[1], rtol=1e-4)
+    for causal in (False, True):
+        heads, x = LinearAttention(causal=causal), torch.randn(2, 3, 4).to(dtype)
+        assert heads(x, x, x, need_weights=False)[0].dtype == dtype
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(6, 3), (3, 6), (1, 4), (4, 1), (4, 0)])
+def test_without_weights_for_any_numbers(causal, queries, keys):
+    """A mask of numbers, too, the same for all queries; constants change nothing."""
+    query, key, value = (torch.randn(2, n, 5).double() for n in (queries, keys, keys))
+    attention = LinearAttention(causal=causal, piece=2)
+    numbers = torch.randn(1, keys).double()
+    for mask in (None, numbers, numbers + 800, numbers - 800):
+        expected, _ = attention(query, key, value, mask)
+        output, _ = attention(query, key, value, mask, need_weights=False)
+        assert torch.allclose(output, expected)
+    assert torch.allclose(expected, attention(query, key, value, numbers)[0])
 
 
 def test_what_does_not_fit_is_refused(as_shipped):
@@ -107,6 +129,8 @@ def test_what_does_not_fit_is_refused(as_shipped):
         LinearAttention(piece=2.0)
     with says("causal"):
         LinearAttention(causal=1)
+    with says("feature: expected a function"):
+        LinearAttention("elu")
 
 
 def model_of(**options):
@@ -216,6 +240,11 @@ def test_a_gate_that_is_open_makes_it_linear_attention():
         setattr(plain, name, getattr(gated, name))
     x = torch.randn(2, 70, 12)
     assert torch.allclose(gated(x)[0], plain(x)[0], atol=1e-6)
+
+
+def test_at_first_heads_remember_some_4_to_400_tokens():
+    share = GatedLinearAttention(12, 3).gate_proj.b.sigmoid()
+    assert 3 < 1 / (1 - share[0]) < 5 and 390 < 1 / (1 - share[-1]) < 420
 
 
 def test_it_learns():

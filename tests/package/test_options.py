@@ -8,8 +8,16 @@ import torch
 
 import attnlib.parallel  # noqa: F401  (its attentions are subclasses, too)
 from attnlib import GPT2, BaseAttention, Llama, LlamaConfig, ScaledDotProductAttention, hf
+from attnlib.linear import LinearAttention
 
-VALUES = [True, 2, 0.3, "torch", "zigzag"]  # tried for each option; some are refused
+VALUES = [
+    True,
+    2,
+    0.3,
+    "torch",
+    "zigzag",
+    torch.exp,
+]  # tried for each option; some are refused
 SET = {"window": 3, "scale": 9.0, "softcap": 2.0}
 
 
@@ -53,7 +61,13 @@ def test_what_changes_the_numbers_is_declared(kind, name):
         changes |= not torch.allclose(found, plain)
     assert tried
     assert changes == (name in kind.neutral), f"{name} changes the numbers: {changes}"
-    assert not changes or parameters[name].default == kind.neutral[name]
+    if changes and kind is not LinearAttention:  # whose numbers are never softmax's
+        assert parameters[name].default == kind.neutral[name]
+
+
+def test_trained_models_refuse_heads_of_another_kind():
+    with pytest.raises(ValueError, match="without feature"):
+        hf.register("linear", LinearAttention())
 
 
 class Own(ScaledDotProductAttention):
