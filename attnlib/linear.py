@@ -5,6 +5,7 @@ Derived in chapter 29, "A state in place of a cache" (book/29_linear_attention.i
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +15,7 @@ from torch.nn import functional as F
 
 from attnlib.base import BaseAttention, repeat_shared
 from attnlib.cache import require_rows
-from attnlib.checks import (
-    explain_tokens,
-    require_count,
-    require_flag,
-)
+from attnlib.checks import explain_tokens, refuse_bad_inputs, require_count, require_flag
 from attnlib.masks import Mask
 from attnlib.multi_head import head_sizes, merge_heads, split_heads
 from attnlib.projection import Projection
@@ -37,7 +34,7 @@ def elu_plus_one(x: Float[Tensor, "*batch d_k"]) -> Float[Tensor, "*batch d_k"]:
 def weighted_mean(
     sums: Float[Tensor, "*batch tokens d_v_and_1"],
 ) -> Float[Tensor, "*batch tokens d_v"]:
-    """Sums of weighted values, divided by the sum of the weights, which stands behind.
+    """Sums of weighted values, divided by the sum of the weights, which comes last.
 
     Source: chapter 29, eq-linear-output.
     """
@@ -61,16 +58,19 @@ def read_piece(
     query: Float[Tensor, "*batch tokens features"],
     key: Float[Tensor, "*batch tokens features"],
     value: Float[Tensor, "*batch tokens d_v"],
-    log_decay: Float[Tensor, "*batch tokens"],
+    log_decay: Float[Tensor, "*batch tokens"] | None,
     state: Float[Tensor, "*batch features d_v"],
 ) -> tuple[Float[Tensor, "*batch tokens d_v"], Float[Tensor, "*batch features d_v"]]:
     """What the tokens of a piece get, and the state after it.
 
     Source: chapter 29, eq-piece-output, eq-piece-state.
     """
+    products = query @ key.mT
+    if log_decay is None:  # nothing fades
+        return products.tril() @ value + query @ state, state + key.mT @ value
     left = what_is_left(log_decay)  # of the tokens of the piece
     before = log_decay.cumsum(dim=-1).exp().unsqueeze(-1)  # of what stands before it
-    output = (left * (query @ key.mT)) @ value + before * (query @ state)
+    output = (left * products) @ value + before * (query @ state)
     at_the_end = left[..., -1, :].unsqueeze(-1)
     state = before[..., -1:, :] * state + (at_the_end * key).mT @ value
     return output, state
@@ -96,30 +96,30 @@ def linear_attention(
             before it, at most 0; -∞ begins anew. `None` leaves all of it.
         state: of the tokens before these, (..., D, d_v); `None` if there are none.
         piece: tokens that are read at once, by matrices; 1 reads one after the other.
+            `torch.compile` makes code for each piece, which takes long for many.
 
     Returns:
         Outputs (..., n, d_v), in the dtype of the value, and the state after the last
         token, (..., D, d_v), in float32 at least.
 
     Raises:
-        TypeError: piece is no whole number, or the dtypes differ.
-        ValueError: piece below 1, or shapes that do not fit.
+        TypeError: piece is no whole number, the dtypes differ, or one is no floating dtype.
+        ValueError: piece below 1, or shapes or devices that do not fit.
 
     Source: chapter 29, eq-decayed-state, eq-piece-output, eq-piece-state.
     """
     require_count("piece", piece)
     refuse_bad_features(query, key, value, log_decay, state)
     wide = torch.promote_types(value.dtype, torch.float32)  # small steps of a large sum
-    if log_decay is None:
-        log_decay = query.new_zeros(query.shape[:-1])
     if state is None:
         state = value.new_zeros(*key.shape[:-2], key.shape[-1], value.shape[-1], dtype=wide)
     outputs, state = [value[..., :0, :].to(wide)], state.to(wide)
-    with torch.autocast(value.device.type, enabled=False):  # it would round the state
+    with unrounded(value.device):
         for start in range(0, query.shape[-2], piece):
             part = slice(start, start + piece)
             q, k, v = (x[..., part, :].to(wide) for x in (query, key, value))
-            output, state = read_piece(q, k, v, log_decay[..., part].to(wide), state)
+            g = None if log_decay is None else log_decay[..., part].to(wide)
+            output, state = read_piece(q, k, v, g, state)
             outputs.append(output)
     return torch.cat(outputs, dim=-2).to(value.dtype), state
 
@@ -134,26 +134,43 @@ def refuse_bad_features(
     """Refuses what would be broadcast, rounded, or read in another order.
 
     Raises:
-        TypeError: query, key and value are not of one floating-point dtype.
-        ValueError: a shape is not what `linear_attention` says.
+        TypeError: query, key and value are no tensors of one floating-point dtype, or a
+            decay or a state would be rounded.
+        ValueError: a shape or a device is not what `linear_attention` says.
 
     Source: chapter 29; the contract, appendix A.
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not tensor.is_floating_point() or tensor.dtype != query.dtype:
-            wanted = "expected the floating-point dtype of query"
-            raise TypeError(f"{name}: {wanted}, got {tensor.dtype}")
+    refuse_bad_inputs(query, key, value, None)
     *batch, n, features = query.shape
-    wanted = {"key": (key, [*batch, n, features]), "value": (value, [*batch, n, None])}
-    wanted["log_decay"] = log_decay, [*batch, n]
-    wanted["state"] = state, [*batch, features, value.shape[-1]]
-    for name, (tensor, shape) in wanted.items():
+    wide = torch.promote_types(value.dtype, torch.float32)
+    for name, tensor, shape in (
+        ("key", key, (*batch, n, features)),
+        ("log_decay", log_decay, (*batch, n)),
+        ("state", state, (*batch, features, value.shape[-1])),
+    ):
         if tensor is None:
             continue
-        shape = [tensor.shape[-1] if size is None else size for size in shape]
-        if list(tensor.shape) != shape:
+        if tensor.shape != shape:
             got = f"got {tuple(tensor.shape)}"
-            raise ValueError(f"{name}: expected shape {tuple(shape)} beside query, {got}")
+            raise ValueError(f"{name}: expected shape {shape} beside query, {got}")
+        exact = (
+            tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
+        )
+        if not exact:
+            wanted = f"a floating-point dtype up to {wide} beside query"
+            raise TypeError(f"{name}: expected {wanted}, got {tensor.dtype}")
+        if tensor.device != query.device:
+            wanted = f"device {query.device} as query"
+            raise ValueError(f"{name}: expected {wanted}, got {tensor.device}")
+
+
+def unrounded(device: torch.device) -> AbstractContextManager:
+    """Without autocast, which would round a state to 16 bits.
+
+    Source: chapter 29; the contract, appendix A.
+    """
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 class LinearAttention(BaseAttention):
@@ -218,27 +235,28 @@ class LinearAttention(BaseAttention):
         if key.shape[:-2] != query.shape[:-2]:
             key, value = repeat_shared(query, key, value)
         wide = torch.promote_types(value.dtype, torch.float32)
-        q, k = self.feature(query.to(wide)), self.feature(key.to(wide))
+        q, k = self.feature(query).to(wide), self.feature(key).to(wide)
         if mask is not None:
-            k = k * mask.mT  # features 0 have no weight
+            k = k.masked_fill(~mask.mT, 0.0)  # features 0 have no weight
         v = F.pad(value.to(wide), (0, 1), value=1.0)  # beside the values, for the total
         if self.causal and q.shape[-2] > k.shape[-2]:  # the first queries see nothing
             k, v = (F.pad(x, (0, 0, q.shape[-2] - x.shape[-2], 0)) for x in (k, v))
         known = k.shape[-2] - q.shape[-2] if self.causal else k.shape[-2]  # all see these
-        state = k[..., :known, :].mT @ v[..., :known, :]
-        if self.causal:
-            new = k[..., known:, :], v[..., known:, :]
-            sums, _ = linear_attention(q, *new, state=state, piece=self.piece)
-        else:
-            sums = q @ state
+        with unrounded(value.device):
+            state = k[..., :known, :].mT @ v[..., :known, :]
+            if not self.causal:
+                return weighted_mean(q @ state).to(value.dtype)
+        new = k[..., known:, :], v[..., known:, :]
+        sums, _ = linear_attention(q, *new, state=state, piece=self.piece)
         return weighted_mean(sums).to(value.dtype)
 
 
 class StateCache:
     """What `GatedLinearAttention` keeps of the tokens that it has read: one state a head.
 
-    It takes the place of a `KVCache`, and does not grow. Keys can't be had from it, nor
-    can it be brought back to fewer tokens, but to none.
+    It stands in the place of a `KVCache`, and does not grow. Keys can't be had from it, nor
+    can it be brought back to fewer tokens, but to none. Like other caches, it takes no
+    state with a gradient.
 
     Attributes:
         state: shape (batch, heads, D, d_v + 1); `None` before the first token.
@@ -257,13 +275,20 @@ class StateCache:
     def __len__(self) -> int:
         return self.length
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuses: heads that ask for keys would not get them.
+    def keep(self, state: Float[Tensor, "*batch features d_v"], tokens: int) -> None:
+        """Holds the state after so many tokens more.
 
         Raises:
-            TypeError: always.
+            ValueError: the state has a gradient. Nothing is then changed.
         """
-        raise TypeError("cache: expected one that holds keys, got a StateCache")
+        if state.requires_grad and torch.is_grad_enabled():
+            advice = (
+                "since a cache outlives the call; call the model within torch.no_grad()"
+            )
+            raise ValueError(f"x: expected no gradient, {advice}")
+        with torch.inference_mode(False):  # or it could be read in that mode only
+            self.state = state.clone()
+        self.length += tokens
 
     def truncate(self, length: int) -> None:
         """Forgets all tokens, or none.
@@ -278,11 +303,20 @@ class StateCache:
         if length == 0:
             self.state, self.length = None, 0
 
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Refuses: heads that ask for keys would not get them.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("cache: expected one that holds keys, got a StateCache")
+
     def select(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keeps these sequences of the batch, in this order; see `KVCache.select`."""
         require_rows(rows, self.state)
         if self.state is not None:
-            self.state = self.state[rows]
+            with torch.inference_mode(False):
+                self.state = self.state[rows]
 
     @property
     def nbytes(self) -> int:
@@ -339,9 +373,10 @@ class GatedLinearAttention(nn.Module):
     Attributes:
         q_proj, k_proj, v_proj, out_proj: `Projection` layers.
         gate_proj: from a token to a number for each head, whose logistic function is the
-            share of the state that stays. At first its biases let heads remember some
-            4 to 400 tokens.
-        attention: the heads, without their gates.
+            share of the state that stays. At first its biases are 1 to 6: of a token, half
+            is left after 2 tokens in the first head, and after 280 in the last.
+        attention: the heads without their gates: has the feature map and the piece, and
+            tells a model that they are causal and see all tokens.
 
     Raises:
         TypeError: a size is no whole number.
@@ -373,6 +408,7 @@ class GatedLinearAttention(nn.Module):
         mask: Mask | None = None,
         need_weights: bool = True,
         cache: StateCache | None = None,
+        positions: None = None,
     ) -> tuple[Float[Tensor, "*batch tokens embed_dim"], None]:
         """Attends from each token to itself and those before; there are no weights.
 
@@ -382,11 +418,17 @@ class GatedLinearAttention(nn.Module):
                 batch; M counts those in the cache, too. `None` means all.
             need_weights: as `MultiHeadAttention` has it; changes nothing.
             cache: a `StateCache` with the tokens before these; it gets these.
+            positions: none; what a `LanguageModel` with rotary positions says is refused.
 
         Raises:
             TypeError: a tensor of the wrong dtype; another cache.
-            ValueError: wrong shapes, or a mask that differs from query to query.
+            ValueError: wrong shapes, a mask that differs from query to query, positions, or
+                a gradient beside a cache.
         """
+        if positions is not None:
+            raise ValueError(
+                "positions: expected None, since no queries and keys turn here"
+            )
         try:
             q, k, v = (
                 split_heads(proj(x), self.num_heads)
@@ -396,15 +438,14 @@ class GatedLinearAttention(nn.Module):
         except Exception:
             explain_tokens(self.q_proj, self.embed_dim, x=x)
             raise
-        q, k = self.attention.feature(q), self.attention.feature(k)
+        dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        q, k = (self.attention.feature(y).to(wide) for y in (q, k))
         if mask is not None:
-            there = tokens_there(mask, x, 0 if cache is None else len(cache))
-            k, log_decay = k * there.mT, log_decay * there.squeeze(-2)
-        v = F.pad(v, (0, 1), value=1.0)
-        state = state_of(cache)
-        sums, state = linear_attention(
-            q, k, v, log_decay, state, piece=self.attention.piece
-        )
+            gone = ~tokens_there(mask, x, 0 if cache is None else len(cache))
+            k = k.masked_fill(gone.mT, 0.0)
+            log_decay = log_decay.masked_fill(gone.squeeze(-2), 0.0)
+        v, piece = F.pad(v.to(wide), (0, 1), value=1.0), self.attention.piece
+        sums, state = linear_attention(q, k, v, log_decay, state_of(cache), piece=piece)
         if cache is not None:
-            cache.state, cache.length = state, len(cache) + x.shape[-2]
-        return self.out_proj(merge_heads(weighted_mean(sums))), None
+            cache.keep(state, x.shape[-2])
+        return self.out_proj(merge_heads(weighted_mean(sums).to(dtype))), None

@@ -23,7 +23,7 @@ from attnlib.linear import GatedLinearAttention, LinearAttention, StateCache
 HEADS, WIDTH = 4, 64
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 SIZE = {"context_length": 256, "embed_dim": 128, "num_heads": 4, "num_layers": 3}
-STEPS, BATCH, PEAK = 800, 12, 2e-3
+STEPS, BATCH, PEAK = 400, 12, 2e-3
 
 
 @torch.inference_mode()
@@ -79,12 +79,14 @@ def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor)
     sums[..., :-1] / sums[..., -1:]
 
 
-def trained(kind: str, steps: int) -> float:
+def trained(kind: str, places: str, steps: int) -> float:
     """Loss on text that was not learned from, in nats a symbol."""
     torch.manual_seed(0)
     heads = LinearAttention(causal=True) if kind == "linear" else None
-    positions = "rotary" if kind == "rotary" else "learned"
+    positions = "rotary" if places == "rotary" else "learned"
     model = LanguageModel(len(SYMBOLS), **SIZE, attention=heads, positions=positions)
+    if places == "none":
+        model.positions.requires_grad_(False).zero_()
     if kind == "gated":
         for block in model.blocks:
             block.attention = GatedLinearAttention(SIZE["embed_dim"], SIZE["num_heads"])
@@ -117,10 +119,14 @@ def main() -> None:
     torch.manual_seed(0)
     record = {"heads": HEADS, "width": WIDTH, "texts": whole_texts(options.rounds)}
     record["one_more"] = one_more(options.rounds)
-    record["training"] = {"steps": options.steps, "batch": BATCH, **SIZE, "loss": {}}
-    for kind in ("softmax", "rotary", "linear", "gated"):
-        record["training"]["loss"][kind] = trained(kind, options.steps)
-        print(kind, record["training"]["loss"][kind], flush=True)
+    record["training"] = {"steps": options.steps, "batch": BATCH, **SIZE, "loss": []}
+    for kind, places in (
+        *(("softmax", "learned"), ("softmax", "rotary"), ("linear", "learned")),
+        *(("linear", "rotary"), ("gated", "learned"), ("gated", "none")),
+    ):
+        loss = trained(kind, places, options.steps)
+        record["training"]["loss"].append([kind, places, loss])
+        print(kind, places, loss, flush=True)
     write_record("linear", record)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 from attnlib import KVCache, LanguageModel, MultiHeadAttention, Projection, speculate
@@ -111,18 +112,30 @@ def test_without_weights_for_any_numbers(causal, queries, keys):
 
 def test_what_does_not_fit_is_refused(as_shipped):
     x = torch.randn(2, 4, 3)
-    with says("key: expected shape"):
+    with says("key: expected leading dimensions"):
         linear_attention(x, x[:1], x)
-    with says("value: expected shape"):
+    with says("key: expected shape"):
+        linear_attention(x, x[:, :3], x[:, :3])
+    with says("value: expected"):
         linear_attention(x, x, x[:, :3])
     with says("log_decay: expected shape"):
         linear_attention(x, x, x, torch.zeros(4))
     with says("state: expected shape"):
         linear_attention(x, x, x, state=torch.zeros(3, 3))
-    with says("value: expected the floating-point dtype"):
+    with says("value: expected torch.float32"):
         linear_attention(x, x, x.double())
-    with says("query: expected the floating-point dtype"):
+    with says("query: expected a floating-point"):
         linear_attention(x.long(), x.long(), x.long())
+    with says("state: expected a floating-point dtype up to torch.float32"):
+        linear_attention(x, x, x, state=torch.zeros(2, 3, 3).double())
+    with says("log_decay: expected a floating-point dtype up to"):
+        linear_attention(x, x, x, torch.zeros(2, 4, dtype=torch.bool))
+    with says("state: expected device cpu"):
+        linear_attention(x, x, x, state=torch.zeros(2, 3, 3, device="meta"))
+    with says("query"):
+        linear_attention(x[0, 0], x[0, 0], x[0, 0])
+    with says("query"):
+        linear_attention(None, x, x)
     with says("piece: expected at least 1"):
         linear_attention(x, x, x, piece=0)
     with says("piece"):
@@ -176,6 +189,76 @@ def test_a_token_that_is_not_there_leaves_the_state_as_it_is():
     assert torch.allclose(layer(x[0], mask[0, 0])[0], output[0])
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_long_texts_in_float16(autocast):
+    """The sum of the weights passes 65,504, the largest number of float16."""
+    torch.manual_seed(0)
+    layer, x = GatedLinearAttention(64, 1), F.layer_norm(torch.randn(1, 3000, 64), (64,))
+    layer.gate_proj.b.data.fill_(12.0)
+    plain = MultiHeadAttention(64, 1, LinearAttention(causal=True))
+    both = MultiHeadAttention(64, 1, LinearAttention())
+    for made in (layer, plain, both):
+        with torch.no_grad():
+            expected, _ = made(x, need_weights=False)
+            if autocast:
+                with torch.autocast("cpu", dtype=torch.float16):
+                    output, _ = made(x, need_weights=False)
+            else:
+                output, _ = made.half()(x.half(), need_weights=False)
+        assert output.dtype == torch.float16
+        assert torch.allclose(output.float(), expected, atol=0.02), made
+
+
+def test_a_feature_map_with_parameters_of_its_own():
+    feature = nn.Sequential(nn.Linear(4, 6), nn.Softplus()).bfloat16()
+    for causal in (False, True):
+        heads, x = LinearAttention(feature, causal=causal), torch.randn(2, 9, 4).bfloat16()
+        expected, _ = heads(x, x, x)
+        output, _ = heads(x, x, x, need_weights=False)
+        assert torch.allclose(output.float(), expected.float(), atol=0.02)
+
+
+def test_on_no_device_at_all():
+    x = torch.empty(2, 9, 12, device="meta")
+    with torch.device("meta"):
+        layer = GatedLinearAttention(12, 3)
+    assert layer(x)[0].shape == linear_attention(x, x, x)[0].shape == x.shape
+
+
+def test_a_model_with_rotary_positions_is_told(as_shipped):
+    model = LanguageModel(20, 50, 12, num_heads=3, num_layers=1, positions="rotary")
+    model.blocks[0].attention = GatedLinearAttention(12, 3)
+    with says("positions: expected None"):
+        model(torch.randint(20, (1, 5)))
+
+
+def test_gradients_beside_a_cache():
+    model, held, ids = model_of(), states(), torch.randint(20, (1, 5))
+    with says("x: expected no gradient"):
+        model(ids, cache=held)
+    assert len(held[0]) == 0 and held[0].state is None
+    model.generate(ids, 4, cache=held)  # in inference mode
+    for cache in held:
+        cache.select(torch.tensor([0, 0]))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    more = nn.Parameter(torch.randn(2, 1, 12).double())
+    with says("x: expected no gradient"):
+        model.blocks[0].attention(more, cache=held[0])
+    with torch.no_grad():
+        model.blocks[0].attention(more, cache=held[0])
+    assert not held[0].state.is_inference() and len(held[0]) == 9
+
+
+def test_nothing_is_left_where_a_gate_is_shut():
+    layer, x = GatedLinearAttention(12, 3), torch.randn(1, 4, 12)
+    layer.gate_proj.b.data.fill_(-torch.inf)
+    mask = torch.tensor([True, True, False, True])[None, None, None]
+    output, _ = layer(x, mask)
+    alone = [layer(x[:, [i]])[0] for i in (0, 1, 3)]
+    assert torch.allclose(output[:, [0, 1, 3]], torch.cat(alone, dim=1), atol=1e-6)
+
+
 def test_caches_are_told_apart(as_shipped):
     model, ids = model_of(), torch.randint(20, (1, 5))
     with says("cache: expected a StateCache, got KVCache"):
@@ -195,7 +278,7 @@ def test_caches_are_told_apart(as_shipped):
 
 
 def test_a_state_begins_again_and_refuses_the_rest(as_shipped):
-    layer, cache = GatedLinearAttention(12, 3), StateCache()
+    layer, cache = GatedLinearAttention(12, 3).requires_grad_(False), StateCache()
     assert len(cache) == cache.nbytes == 0
     x = torch.randn(2, 4, 12)
     expected, _ = layer(x, cache=cache)

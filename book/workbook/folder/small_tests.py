@@ -1286,6 +1286,9 @@ for i in range(5):
     row = (q[:, i, None, :] @ slow).squeeze(1)
     assert torch.allclose(output[:, i], row, atol=1e-5), f"token {i}"
 assert torch.allclose(state, slow, atol=1e-5)
+plain, whole = read_piece(q, k, v, None, S), read_piece(q, k, v, 0 * g, S)
+assert torch.allclose(plain[0], whole[0], atol=1e-5)
+assert torch.allclose(plain[1], whole[1], atol=1e-5)
 
 # linear.linear_attention
 torch.manual_seed(0)
@@ -1356,8 +1359,11 @@ heads = weights / weights.sum(-1, keepdim=True) @ v
 expected = layer.out_proj(heads.transpose(1, 2).flatten(2))
 assert none is None and torch.allclose(output, expected, atol=1e-5)
 cache = StateCache()
-parts = [layer(part, cache=cache)[0] for part in x.split([2, 1, 2], dim=1)]
+with torch.no_grad():
+    parts = [layer(part, cache=cache)[0] for part in x.split([2, 1, 2], dim=1)]
 assert torch.allclose(torch.cat(parts, dim=1), output, atol=1e-5) and len(cache) == 5
 there = torch.tensor([True, False, True, True, False])
 masked, _ = layer(x, there.expand(3, 1, 1, 5))
 assert torch.allclose(masked[:, there], layer(x[:, there])[0], atol=1e-5)
+layer.gate_proj.b.data.fill_(-torch.inf)
+assert layer(x, there.expand(3, 1, 1, 5))[0].isfinite().all()

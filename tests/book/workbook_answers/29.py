@@ -22,6 +22,8 @@ def what_is_left(log_decay):
 # linear.read_piece
 def read_piece(query, key, value, log_decay, state):
     n = query.shape[-2]
+    if log_decay is None:
+        log_decay = torch.zeros_like(query[..., 0])
     first = torch.cumsum(log_decay, dim=-1)
     whole = torch.cat([torch.zeros_like(log_decay[..., :1]), log_decay], dim=-1)
     left = what_is_left(whole)  # what stands before comes first
@@ -37,22 +39,20 @@ def read_piece(query, key, value, log_decay, state):
 
 # linear.linear_attention
 def linear_attention(query, key, value, log_decay=None, state=None, *, piece=64):
-    outputs = []
-    query, key, state = query.to(wide), key.to(wide), state.to(wide)
-    with torch.autocast(value.device.type, enabled=False):
-        rest = zip(
-            query.split(piece, -2),
-            key.split(piece, -2),
-            value.to(wide).split(piece, -2),
-            log_decay.to(wide).split(piece, -1),
-            strict=True,
-        )
-        if query.shape[-2] == 0:
-            return value, state
-        for parts in rest:
-            output, state = read_piece(*parts, state)
-            outputs.append(output.to(value.dtype))
-    return torch.cat(outputs, dim=-2), state
+    ends = [*range(piece, query.shape[-2], piece), query.shape[-2]]
+    result = torch.zeros(value.shape, dtype=wide, device=value.device)
+    state, start = state.to(wide), 0
+    with unrounded(value.device):
+        for end in ends:
+            if end == start:
+                break
+            parts = [x[..., start:end, :].to(wide) for x in (query, key, value)]
+            fades = log_decay is not None
+            decays = log_decay[..., start:end].to(wide) if fades else None
+            rows, state = read_piece(*parts, decays, state)
+            result[..., start:end, :] = rows
+            start = end
+    return result.to(value.dtype), state
 
 
 # linear.LinearAttention
@@ -74,32 +74,24 @@ class LinearAttention:
         if query.shape[:-2] != key.shape[:-2]:
             key, value = repeat_shared(query, key, value)
         dtype = torch.promote_types(value.dtype, torch.float32)
-        q, k, v = (
-            self.feature(query.to(dtype)),
-            self.feature(key.to(dtype)),
-            value.to(dtype),
-        )
+        q, k = self.feature(query).to(dtype), self.feature(key).to(dtype)
         if mask is not None:
             k = torch.where(mask.mT, k, torch.zeros_like(k))
-        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        if not self.causal:
-            return weighted_mean(q @ (k.mT @ v)).to(value.dtype)
+        v = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1).to(dtype)
         blind = max(0, q.shape[-2] - k.shape[-2])
         front = k.shape[-2] - q.shape[-2] + blind
-        start = k[..., :front, :].mT @ v[..., :front, :]
-        sums, _ = linear_attention(
-            q[..., blind:, :],
-            k[..., front:, :],
-            v[..., front:, :],
-            state=start,
-            piece=self.piece,
-        )
+        with unrounded(value.device):
+            if not self.causal:
+                return weighted_mean(q @ (k.mT @ v)).to(value.dtype)
+            start = k[..., :front, :].mT @ v[..., :front, :]
+        rest = q[..., blind:, :], k[..., front:, :], v[..., front:, :]
+        sums, _ = linear_attention(*rest, state=start, piece=self.piece)
         return F.pad(weighted_mean(sums), (0, 0, blind, 0)).to(value.dtype)
 
 
 # linear.GatedLinearAttention
 class GatedLinearAttention:
-    def forward(self, x, mask=None, need_weights=True, cache=None):
+    def forward(self, x, mask=None, need_weights=True, cache=None, positions=None):
         q = self.attention.feature(split_heads(self.q_proj(x), self.num_heads))
         k = self.attention.feature(split_heads(self.k_proj(x), self.num_heads))
         v = split_heads(self.v_proj(x), self.num_heads)
@@ -109,11 +101,11 @@ class GatedLinearAttention:
             k = torch.where(there.mT, k, torch.zeros_like(k))
             log_decay = torch.where(there.squeeze(-2), log_decay, 0.0)
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        before = state_of(cache)
+        wide = torch.promote_types(v.dtype, torch.float32)
+        before, q, k, values = state_of(cache), q.to(wide), k.to(wide), v.to(wide)
         sums, after = linear_attention(
-            q, k, v, log_decay, before, piece=self.attention.piece
+            q, k, values, log_decay, before, piece=self.attention.piece
         )
         if cache is not None:
-            cache.state = after
-            cache.length += x.shape[-2]
-        return self.out_proj(merge_heads(weighted_mean(sums))), None
+            cache.keep(after, x.shape[-2])
+        return self.out_proj(merge_heads(weighted_mean(sums).to(v.dtype))), None
