@@ -290,6 +290,14 @@ class StateCache:
             self.state = state.clone()
         self.length += tokens
 
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Refuses: heads that ask for keys would not get them.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("cache: expected one that holds keys, got a StateCache")
+
     def truncate(self, length: int) -> None:
         """Forgets all tokens, or none.
 
@@ -302,14 +310,6 @@ class StateCache:
             raise ValueError(f"length: expected 0 or {self.length}, {why}, got {length}")
         if length == 0:
             self.state, self.length = None, 0
-
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuses: heads that ask for keys would not get them.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("cache: expected one that holds keys, got a StateCache")
 
     def select(self, rows: Int[Tensor, " chosen"]) -> None:
         """Keeps these sequences of the batch, in this order; see `KVCache.select`."""
