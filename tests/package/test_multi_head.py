@@ -25,6 +25,7 @@ from attnlib import (
     mask_from_torch,
     padding_mask,
 )
+from attnlib.linear import LinearAttention
 from attnlib.multi_head import split_heads
 from attnlib.parallel import HeadAttention, RingAttention
 from attnlib.testing import check_attention
@@ -73,6 +74,8 @@ FACTORIES = {
     "without weights": (WithoutWeights, ANY),
     "flash": (partial(attnlib.FlashAttention, block_size=3), ANY),
     "flash, causal": (partial(attnlib.FlashAttention, causal=True, block_size=2), ANY),
+    "linear": (LinearAttention, ANY),
+    "linear, causal": (partial(LinearAttention, causal=True, piece=2), ANY),
     "ring of one, causal": (partial(RingAttention, causal=True), ANY),
     "heads of one rank, causal": (partial(HeadAttention, causal=True), ((3,), (2, 2))),
 }
