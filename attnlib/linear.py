@@ -142,26 +142,37 @@ def refuse_bad_features(
     """
     refuse_bad_inputs(query, key, value, None)
     *batch, n, features = query.shape
-    wide = torch.promote_types(value.dtype, torch.float32)
-    for name, tensor, shape in (
-        ("key", key, (*batch, n, features)),
-        ("log_decay", log_decay, (*batch, n)),
-        ("state", state, (*batch, features, value.shape[-1])),
-    ):
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            got = f"got {tuple(tensor.shape)}"
-            raise ValueError(f"{name}: expected shape {shape} beside query, {got}")
-        exact = (
-            tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
-        )
-        if not exact:
-            wanted = f"a floating-point dtype up to {wide} beside query"
-            raise TypeError(f"{name}: expected {wanted}, got {tensor.dtype}")
-        if tensor.device != query.device:
-            wanted = f"device {query.device} as query"
-            raise ValueError(f"{name}: expected {wanted}, got {tensor.device}")
+    require_beside(query, "key", key, (*batch, n, features))
+    if log_decay is not None:
+        require_beside(query, "log_decay", log_decay, (*batch, n))
+    if state is not None:
+        require_beside(query, "state", state, (*batch, features, value.shape[-1]))
+
+
+def require_beside(
+    query: Tensor, name: str, tensor: Tensor, shape: tuple[int, ...]
+) -> None:
+    """Refuses a tensor that does not fit beside the query.
+
+    Raises:
+        TypeError: no tensor of a floating-point dtype up to the one that is computed in.
+        ValueError: another shape, or another device.
+
+    Source: chapter 29; the contract, appendix A.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.shape != shape:
+        got = f"got {tuple(tensor.shape)}"
+        raise ValueError(f"{name}: expected shape {tuple(shape)} beside query, {got}")
+    wide = torch.promote_types(query.dtype, torch.float32)
+    exact = tensor.is_floating_point() and torch.promote_types(tensor.dtype, wide) == wide
+    if not exact:
+        wanted = f"a floating-point dtype up to {wide} beside query"
+        raise TypeError(f"{name}: expected {wanted}, got {tensor.dtype}")
+    if tensor.device != query.device:
+        wanted = f"device {query.device} as query"
+        raise ValueError(f"{name}: expected {wanted}, got {tensor.device}")
 
 
 def unrounded(device: torch.device) -> AbstractContextManager:

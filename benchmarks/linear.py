@@ -79,8 +79,7 @@ def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor)
     sums[..., :-1] / sums[..., -1:]
 
 
-def trained(kind: str, places: str, steps: int) -> float:
-    """Loss on text that was not learned from, in nats a symbol."""
+def model_of(kind: str, places: str) -> LanguageModel:
     torch.manual_seed(0)
     heads = LinearAttention(causal=True) if kind == "linear" else None
     positions = "rotary" if places == "rotary" else "learned"
@@ -90,9 +89,14 @@ def trained(kind: str, places: str, steps: int) -> float:
     if kind == "gated":
         for block in model.blocks:
             block.attention = GatedLinearAttention(SIZE["embed_dim"], SIZE["num_heads"])
+    return model
+
+
+def loss_after(model: LanguageModel, steps: int) -> float:
+    """Loss on text that was not learned from, in nats a symbol."""
     learn, test = load_text()
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95))
-    n = SIZE["context_length"]
+    n = model.context_length
     drawn = torch.Generator().manual_seed(1)
     for number in range(steps):
         share = min((number + 1) / 80, 1) * (1 + math.cos(math.pi * number / steps)) / 2
@@ -124,7 +128,7 @@ def main() -> None:
         *(("softmax", "learned"), ("softmax", "rotary"), ("linear", "learned")),
         *(("linear", "rotary"), ("gated", "learned"), ("gated", "none")),
     ):
-        loss = trained(kind, places, options.steps)
+        loss = loss_after(model_of(kind, places), options.steps)
         record["training"]["loss"].append([kind, places, loss])
         print(kind, places, loss, flush=True)
     write_record("linear", record)

@@ -48,6 +48,7 @@ CENTRAL = {
     "27": "quantize QuantizedCache",
     "28": "Pages Server",
     "29": "LinearAttention GatedLinearAttention",
+    "30": "corrections delta_rule GatedDeltaAttention",
 }
 
 

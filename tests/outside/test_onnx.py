@@ -16,6 +16,7 @@ from attnlib import (
     ScaledDotProductAttention,
     padding_mask,
 )
+from attnlib.delta import delta_rule, delta_rule_by_feature
 from attnlib.linear import linear_attention
 from attnlib.rotary import turn
 
@@ -159,21 +160,41 @@ def test_norms(operator, norm, eps):
 
 @pytest.mark.costly("outside/onnx linear attention")
 def test_linear_attention():
-    answered = 0
-    for name, (options, given, wanted) in cases_of("LinearAttention").items():
-        # The delta rule is no rule of ours, nor is a decay of each feature.
-        decay, shared = given.get("decay"), options["kv_num_heads"]
-        per_head = decay is None or decay.shape[-1] == shared
-        if "delta" in options.get("update_rule", b"gated_delta").decode() or not per_head:
-            continue
+    found = cases_of("LinearAttention")
+    for name, (options, given, wanted) in found.items():
+        shared, own = options["kv_num_heads"], options["q_num_heads"]
         query, key, value = (given[x].float() for x in ("query", "key", "value"))
-        query = query.unflatten(-1, (options["q_num_heads"], -1)).transpose(1, 2)
+        query = query.unflatten(-1, (own, -1)).transpose(1, 2)
         key, value = (x.unflatten(-1, (shared, -1)).transpose(1, 2) for x in (key, value))
         query = query * (options.get("scale") or query.shape[-1] ** -0.5)
-        output, state = linear_attention(
-            query, key, value, None if decay is None else decay.mT, given.get("past_state")
-        )
+        # Here each head has a state of its own; there those that share keys share one.
+        key, value = (x.repeat_interleave(own // shared, 1) for x in (key, value))
+        decay, beta, state = (given.get(x) for x in ("decay", "beta", "past_state"))
+        if state is not None:
+            state = state.repeat_interleave(own // shared, 1)
+        if decay is not None and decay.shape[-1] != shared:  # one for each feature
+            decay = decay.float().unflatten(-1, (shared, -1)).transpose(1, 2)
+            decay = decay.repeat_interleave(own // shared, 1)
+        elif decay is not None:
+            decay = decay.float().mT.repeat_interleave(own // shared, 1)
+        output, state = by_rule(options, (query, key, value), beta, decay, state)
         assert_close(name, output.transpose(1, 2).flatten(-2), wanted["output"])
-        assert_close(name, state, wanted["present_state"])
-        answered += 1
-    assert answered >= 3
+        assert_close(name, state[:, :: own // shared], wanted["present_state"])
+    assert len(found) >= 14
+
+
+def by_rule(options, tensors, beta, decay, state):
+    rule, tokens = options.get("update_rule", b"gated_delta").decode(), tensors[0].dim() - 1
+    if "delta" in rule:
+        heads = tensors[0].shape[1]
+        beta = beta.float().mT
+        beta = beta.repeat_interleave(heads // beta.shape[1], 1)
+        each = decay is not None and decay.dim() == tokens + 1
+        return (delta_rule_by_feature if each else delta_rule)(*tensors, beta, decay, state)
+    if decay is None or decay.dim() == tokens:
+        return linear_attention(*tensors, decay, state)
+    query, key = (x.mT.unsqueeze(-1) for x in tensors[:2])  # heads of one feature
+    value = tensors[2].unsqueeze(-3).expand(*key.shape[:-1], -1)
+    state = None if state is None else state.unsqueeze(-2)
+    outputs, rows = linear_attention(query, key, value, decay.mT, state)
+    return outputs.sum(dim=-3), rows.squeeze(-2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnlib import ScaledDotProductAttention, hf
+from attnlib.delta import delta_rule, unit_length
 from attnlib.logits import keep_min_p, keep_top_p, penalize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,3 +128,29 @@ def test_the_cuts_of_logits_are_transformers():
             (theirs.RepetitionPenaltyLogitsProcessor(1.3), penalize(logits, ids, 1.3)),
         ):
             assert torch.equal(warper(ids, logits), ours)
+
+
+def test_the_delta_rule_is_that_of_qwen3_next():
+    """Its loop and its pieces, and ours, in texts of four lengths; it scales the query."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    torch.manual_seed(0)
+    for n in (1, 5, 64, 150):
+        q, k = unit_length(torch.randn(2, 2, n, 3, 8))
+        v, beta, g = torch.randn(2, n, 3, 5), torch.rand(2, n, 3), -torch.rand(2, n, 3)
+        state = torch.randn(2, 3, 8, 5)
+        heads = [x.transpose(1, 2) for x in (q * 8**-0.5, k, v, beta, g)]
+        output, end = delta_rule(*heads, state)
+        for rule in (
+            theirs.torch_recurrent_gated_delta_rule,
+            theirs.torch_chunk_gated_delta_rule,
+        ):
+            asked = {
+                "g": g,
+                "beta": beta,
+                "initial_state": state,
+                "output_final_state": True,
+            }
+            expected, last = rule(q, k, v, **asked)
+            assert torch.allclose(output.transpose(1, 2), expected, atol=1e-5), rule
+            assert torch.allclose(end, last, atol=1e-5), rule

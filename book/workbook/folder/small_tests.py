@@ -1367,3 +1367,82 @@ masked, _ = layer(x, there.expand(3, 1, 1, 5))
 assert torch.allclose(masked[:, there], layer(x[:, there])[0], atol=1e-5)
 layer.gate_proj.b.data.fill_(-torch.inf)
 assert layer(x, there.expand(3, 1, 1, 5))[0].isfinite().all()
+
+# delta.unit_length
+x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, -1e-3]], requires_grad=True)
+found = unit_length(x)
+assert torch.allclose(found, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]))
+found.sum().backward()
+assert x.grad[1].tolist() == [1.0, 1.0] and unit_length(torch.ones(2, 3, 4)).shape == (
+    2,
+    3,
+    4,
+)
+
+# delta.corrections
+torch.manual_seed(0)
+k, v, S = torch.randn(2, 5, 3), torch.randn(2, 5, 4), torch.randn(2, 3, 4)
+beta, g = torch.rand(2, 5), -torch.rand(2, 5)
+g[1, 2] = -torch.inf
+found = corrections(k, v, beta, g, S)
+assert found.shape == (2, 5, 4)
+for i in range(5):
+    S = g[:, i, None, None].exp() * S
+    u = beta[:, i, None] * (v[:, i] - (k[:, i, None] @ S).squeeze(1))
+    S = S + k[:, i, :, None] * u[:, None]
+    assert torch.allclose(found[:, i], u, atol=1e-5), f"token {i}"
+
+# delta.correct_piece
+torch.manual_seed(0)
+q, k = torch.randn(2, 2, 5, 3)
+v, S = torch.randn(2, 5, 4), torch.randn(2, 3, 4)
+beta, g = torch.rand(2, 5), -torch.rand(2, 5)
+output, state = correct_piece(q, k, v, beta, g, S)
+for i in range(5):
+    S = g[:, i, None, None].exp() * S
+    old = (k[:, i, None] @ S).squeeze(1)
+    S = S + k[:, i, :, None] * (beta[:, i, None] * (v[:, i] - old))[:, None]
+    assert torch.allclose(output[:, i], (q[:, i, None] @ S).squeeze(1), atol=1e-5), i
+assert torch.allclose(state, S, atol=1e-5)
+
+# delta.correct_by_feature
+torch.manual_seed(0)
+q, k = torch.randn(2, 2, 5, 3)
+v, S = torch.randn(2, 5, 4), torch.randn(2, 3, 4)
+beta, g = torch.rand(2, 5), -torch.rand(2, 5, 3)
+g[0, 3, 1], g[1, 1] = -torch.inf, -500.0
+output, state = correct_by_feature(q, k, v, beta, g, S)
+for i in range(5):
+    S = g[:, i, :, None].exp() * S
+    old = (k[:, i, None] @ S).squeeze(1)
+    S = S + k[:, i, :, None] * (beta[:, i, None] * (v[:, i] - old))[:, None]
+    assert torch.allclose(output[:, i], (q[:, i, None] @ S).squeeze(1), atol=1e-5), i
+assert torch.allclose(state, S, atol=1e-5)
+
+# delta.GatedDeltaAttention
+from attnlib.linear import StateCache
+
+torch.manual_seed(0)
+layer, x = GatedDeltaAttention(6, 2, piece=2), torch.randn(3, 5, 6)
+output, none = layer(x)
+q, k, v = (p(x).view(3, 5, 2, 3).transpose(1, 2) for p in (
+    layer.q_proj, layer.k_proj, layer.v_proj))  # fmt: skip
+q, k = (y / y.norm(dim=-1, keepdim=True) for y in (q, k))
+a, beta = (torch.sigmoid(p(x)).mT[..., None] for p in (layer.gate_proj, layer.beta_proj))
+S, rows = torch.zeros(3, 2, 3, 3), []
+for i in range(5):
+    S = a[:, :, i, :, None] * S
+    old = (k[:, :, i, None] @ S).squeeze(-2)
+    S = S + k[:, :, i, :, None] * (beta[:, :, i] * (v[:, :, i] - old))[..., None, :]
+    rows.append((q[:, :, i, None] @ S).squeeze(-2))
+expected = layer.out_proj(torch.stack(rows, dim=1).flatten(2))
+assert none is None and torch.allclose(output, expected, atol=1e-5)
+cache = StateCache()
+with torch.no_grad():
+    parts = [layer(part, cache=cache)[0] for part in x.split([2, 1, 2], dim=1)]
+assert torch.allclose(torch.cat(parts, dim=1), output, atol=1e-5) and len(cache) == 5
+there = torch.tensor([True, False, True, True, False])
+masked, _ = layer(x, there.expand(3, 1, 1, 5))
+assert torch.allclose(masked[:, there], layer(x[:, there])[0], atol=1e-5)
+half = GatedDeltaAttention(6, 2).half()
+assert half(x.half())[0].dtype == torch.float16
