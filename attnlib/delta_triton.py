@@ -143,7 +143,8 @@ def delta_rule_triton(
 
     Whatever the dtype of the tensors is, each product is three on tensor cores, the sum of
     which is near that of float32. Arguments and results are as `delta_rule` has them, for
-    queries, keys and values of float16, bfloat16 or float32; keys have at most 128 features.
+    queries, keys and values of float16, bfloat16 or float32; keys have at most 64
+    features.
 
     Raises:
         RuntimeError: no Triton or no GPU that these kernels can use.
@@ -163,9 +164,9 @@ def delta_rule_triton(
             raise ValueError(f"{name}: expected no gradient to be recorded; {advice}")
     if error := refusal(query, value, None):
         raise error
-    if key.shape[-1] > 128:  # more would not stay in registers
+    if key.shape[-1] > 64:  # more would not stay in registers
         got = f"got shape {tuple(key.shape)}"
-        raise ValueError(f"key: expected at most 128 features, {got}; delta_rule takes all")
+        raise ValueError(f"key: expected at most 64 features, {got}; delta_rule takes all")
     if not interpreted() and capability_of(query) < 80:
         raise RuntimeError("query: expected a GPU of compute capability 8.0 or higher")
     leading, (d_k, d_v) = query.shape[:-2], (key.shape[-1], value.shape[-1])

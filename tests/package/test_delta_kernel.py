@@ -27,7 +27,7 @@ def drawn(*lead, n=20, d_k=8, d_v=5, dtype=torch.float32):
         *(((2,), {"n": n}) for n in (0, 1, 15, 16, 17, 50)),
         *(
             ((2, 3), {"d_k": k, "d_v": v})
-            for k, v in ((1, 1), (16, 33), (40, 80), (128, 256))
+            for k, v in ((1, 1), (16, 33), (40, 80), (64, 256))
         ),
         *(((), {}), ((0,), {}), ((1, 2, 2), {})),
         *(((2,), {"dtype": dtype}) for dtype in (torch.float16, torch.bfloat16)),
@@ -83,8 +83,8 @@ def test_what_it_refuses(as_shipped):
     wide = torch.randn(1, 3, 300)
     with pytest.raises(ValueError, match="query: expected at most 256 features"):
         delta_rule_triton(wide, wide, wide, torch.rand(1, 3))
-    with pytest.raises(ValueError, match="key: expected at most 128 features"):
-        delta_rule_triton(*(wide[..., :129],) * 3, torch.rand(1, 3))
+    with pytest.raises(ValueError, match="key: expected at most 64 features"):
+        delta_rule_triton(*(wide[..., :65],) * 3, torch.rand(1, 3))
 
 
 COMPILED = """
@@ -103,7 +103,7 @@ def compile_it(kernel, programs, device, **given):
     print(json.dumps({"shared": done.metadata.shared, **facts}))
 
 delta_triton.launch = compile_it
-for dtype, width in itertools.product(DTYPES.values(), (16, 64, 128)):
+for dtype, width in itertools.product(DTYPES.values(), (16, 64)):
     rows = torch.empty(1, 6, 100, width, dtype=dtype)
     steps = torch.empty(600)
     state = torch.empty(1, 6, width, width)
@@ -116,8 +116,8 @@ for dtype, width in itertools.product(DTYPES.values(), (16, 64, 128)):
 def test_it_compiles(capability):
     """For GPUs that are not here: it fits into their shared memory, and into registers."""
     rows = list(map(json.loads, run_compiled("-c", COMPILED, str(capability))))
-    assert len(rows) == 9
-    for at, row in enumerate(rows):
+    assert len(rows) == 6
+    for row in rows:
         assert row["shared"] <= 48 * 1024
-        # of 128 features, some of the numbers are kept in memory: right, and slower
-        assert row["spill_stores"] <= (900 if at % 3 == 2 else 40), row
+        # on 8.0, of 64 features, some of the numbers are kept in memory: right, and slower
+        assert row["spill_stores"] <= (900 if capability == 80 else 40), row
