@@ -35,6 +35,8 @@ def unit_length(x: Float[Tensor, "*batch d_k"]) -> Float[Tensor, "*batch d_k"]:
 
     Source: chapter 30, eq-delta-left.
     """
+    largest = x.detach().abs().amax(dim=-1, keepdim=True)
+    x = x / largest.masked_fill(largest == 0, 1.0)  # or squares might be 0, or too large
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.masked_fill(length == 0, 1.0)
 
@@ -121,7 +123,8 @@ def delta_rule(
         log_decay: shape (..., n): the logarithm of what token i leaves of the state
             before it, at most 0; -∞ begins anew. `None` leaves all of it.
         state: of the tokens before these, (..., D, d_v); `None` if there are none.
-        piece: tokens that are read at once, by matrices; 1 reads one after the other.
+        piece: tokens that are read at once, by matrices; 1 reads one after the other,
+            slowly. `torch.compile` makes code for each piece, which takes long for many.
 
     Returns:
         Outputs (..., n, d_v), in the dtype of the value, and the state after the last
@@ -225,13 +228,13 @@ class GatedDeltaAttention(nn.Module):
             raise
         dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
         q, k = (self.attention.feature(y.to(wide)) for y in (q, k))
+        steps = beta, log_decay
         if mask is not None:
             gone = ~tokens_there(mask, x, 0 if cache is None else len(cache))
-            beta, log_decay = (
-                y.masked_fill(gone.squeeze(-2), 0.0) for y in (beta, log_decay)
-            )
-        steps, piece = (q, k, v.to(wide), beta, log_decay), self.attention.piece
-        output, state = delta_rule(*steps, state_of(cache), piece=piece)
+            k, v = (y.masked_fill(gone.mT, 0.0) for y in (k, v))
+            steps = (y.masked_fill(gone.squeeze(-2), 0.0) for y in steps)
+        begun, piece = state_of(cache), self.attention.piece
+        output, state = delta_rule(q, k, v.to(wide), *steps, begun, piece=piece)
         if cache is not None:
             cache.keep(state, x.shape[-2])
         return self.out_proj(merge_heads(output.to(dtype))), None
@@ -275,7 +278,8 @@ def delta_rule_by_feature(
 
     Args:
         log_decay: shape (..., n, D).
-        piece: a piece needs piece · piece · D numbers for each head.
+        piece: a piece needs piece · D numbers for each head, times the larger of piece
+            and d_v.
 
     All else, and what it returns and raises, is as `delta_rule` has it.
 

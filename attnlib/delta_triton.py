@@ -24,20 +24,18 @@ from attnlib.linear import require_beside
 
 
 @triton.jit
-def inverse_kernel(lower):
-    """(I + L)⁻¹ of a matrix with 16 rows and zeros on and above its diagonal.
+def solve_rows(lower, right):
+    """U of (I + L) U = right, row after row; L has 16, with 0 on and above its diagonal.
 
-    Source: chapter 30, eq-nilpotent.
+    Source: chapter 30, eq-correction-sum.
     """
-    rows = tl.arange(0, 16)
-    one = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
-    squared = tl.dot(lower, lower, input_precision="tf32x3")
-    fourth = tl.dot(squared, squared, input_precision="tf32x3")
-    eighth = tl.dot(fourth, fourth, input_precision="tf32x3")
-    result = one - lower
-    result = tl.dot(result, squared, result, input_precision="tf32x3")
-    result = tl.dot(result, fourth, result, input_precision="tf32x3")
-    return tl.dot(result, eighth, result, input_precision="tf32x3")
+    at = tl.arange(0, 16)[:, None]
+    solved = right
+    for i in range(1, 16):
+        factors = tl.sum(tl.where(at == i, lower, 0.0), 0)  # row i of L
+        earlier = tl.sum(factors[:, None] * solved, 0)
+        solved = tl.where(at == i, solved - earlier[None, :], solved)
+    return solved
 
 
 @triton.jit
@@ -54,8 +52,7 @@ def delta_piece(S, q, k, v, beta, g):
     error = v - before * tl.dot(k, S, input_precision="tf32x3")
     products = tl.dot(k, tl.trans(k), input_precision="tf32x3")
     lower = tl.where(earlier, beta[:, None] * left * products, 0.0)
-    error = beta[:, None] * error
-    added = tl.dot(inverse_kernel(lower), error, input_precision="tf32x3")
+    added = solve_rows(lower, beta[:, None] * error)
     weights = left * tl.dot(q, tl.trans(k), input_precision="tf32x3")
     output = before * tl.dot(q, S, input_precision="tf32x3")
     output = tl.dot(weights, added, output, input_precision="tf32x3")
@@ -150,7 +147,7 @@ def delta_rule_triton(
         RuntimeError: no Triton or no GPU that these kernels can use.
         TypeError, ValueError: see `delta_rule`; or a tensor that requires a gradient.
 
-    Source: chapter 30, eq-correction-system, eq-nilpotent.
+    Source: chapter 30, eq-correction-system.
     """
     refuse_bad_steps(query, key, value, beta, state)
     if log_decay is None:

@@ -270,7 +270,8 @@ class StateCache:
     state with a gradient.
 
     Attributes:
-        state: shape (batch, heads, D, d_v + 1); `None` before the first token.
+        state: shape (batch, heads, D, d_v + 1), without the last column in chapter 30;
+            `None` before the first token.
         capacity: the most tokens; no text reaches it.
         nbytes: the bytes of the state.
 
@@ -453,7 +454,7 @@ class GatedLinearAttention(nn.Module):
         q, k = (self.attention.feature(y).to(wide) for y in (q, k))
         if mask is not None:
             gone = ~tokens_there(mask, x, 0 if cache is None else len(cache))
-            k = k.masked_fill(gone.mT, 0.0)
+            k, v = (y.masked_fill(gone.mT, 0.0) for y in (k, v))
             log_decay = log_decay.masked_fill(gone.squeeze(-2), 0.0)
         v, piece = F.pad(v.to(wide), (0, 1), value=1.0), self.attention.piece
         sums, state = linear_attention(q, k, v, log_decay, state_of(cache), piece=piece)

@@ -7,6 +7,7 @@ beside one with softmax and rotary positions.
 
 python benchmarks/delta.py                      writes results/delta.json
 python benchmarks/delta.py --part texts         measures this part anew
+python benchmarks/delta.py --part training --blocks "4 delta"      and these models
 """
 
 import argparse
@@ -14,14 +15,17 @@ import json
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from linear import HEADS, LENGTHS, SIZE, STEPS, WIDTH, loss_after
 from paired import time_in_turn, write_record
+from torch import Tensor
 from torch.nn import functional as F
 from train_text import SYMBOLS
 
-from attnlib import LanguageModel, ScaledDotProductAttention
+from attnlib import LanguageModel, ScaledDotProductAttention, delta
 from attnlib.delta import GatedDeltaAttention, delta_rule
 from attnlib.linear import GatedLinearAttention, linear_attention
 
@@ -30,9 +34,35 @@ BLOCKS = {  # the attention of four blocks; "softmax" has rotary positions if al
     "4 softmax, rotary": ["softmax"] * 4,
     "4 gated linear": ["gated"] * 4,
     "4 delta": ["delta"] * 4,
+    "4 delta, adding": ["adding"] * 4,
     "4 delta without a gate": ["ungated"] * 4,
     "3 delta, 1 softmax": ["delta"] * 3 + ["softmax"],
 }
+
+
+class Adding(GatedDeltaAttention):
+    """The same layer, but that nothing is taken away before the value is added."""
+
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:
+        with patch.object(delta, "delta_rule", added):
+            return super().forward(*args, **options)
+
+
+def added(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *rest: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    return linear_attention(q, k, beta.unsqueeze(-1) * v, *rest, **options)
+
+
+def token_by_token(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+    S, outputs = torch.zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]), []
+    for i in range(q.shape[-2]):
+        S = g[..., i, None, None].exp() * S
+        old = k[..., i, None, :] @ S
+        new = beta[..., i, None, None] * (v[..., i, None, :] - old)
+        S = S + k[..., i, :, None] * new
+        outputs.append(q[..., i, None, :] @ S)
+    return torch.cat(outputs, dim=-2)
 
 
 @torch.inference_mode()
@@ -48,8 +78,9 @@ def texts(rounds: int) -> list[dict]:
             "softmax": partial(softmax, q, k, v, need_weights=False),
             "gated": partial(linear_attention, q, k, v, g),
             "delta": partial(delta_rule, q, k, v, beta, g),
-            "delta_16": partial(delta_rule, q, k, v, beta, g, piece=16),
         }
+        if n <= 1024:
+            calls["loop"] = partial(token_by_token, q, k, v, beta, g)
         times = time_in_turn(calls, rounds)
         rows.append({"tokens": n} | {name: round(median(times[name]), 2) for name in calls})
         print(rows[-1], flush=True)
@@ -68,19 +99,20 @@ def model_of(kinds: list[str]) -> LanguageModel:
         if kind == "gated":
             block.attention = GatedLinearAttention(*sizes)
         elif kind != "softmax":
-            block.attention = GatedDeltaAttention(*sizes)
+            layer = Adding if kind == "adding" else GatedDeltaAttention
+            block.attention = layer(*sizes)
         if kind == "ungated":  # a share of 1
             gate = block.attention.gate_proj.requires_grad_(False)
             gate.W.zero_(), gate.b.fill_(torch.inf)
     return model
 
 
-def training(steps: int) -> dict:
-    losses = []
-    for name, kinds in BLOCKS.items():
-        losses.append([name, loss_after(model_of(kinds), steps)])
-        print(*losses[-1], flush=True)
-    return {"steps": steps, **FOUR, "loss": losses}
+def training(steps: int, chosen: list[str], known: dict[str, float]) -> dict:
+    """Losses of the chosen models, beside those that are known."""
+    for name in chosen:
+        known[name] = loss_after(model_of(BLOCKS[name]), steps)
+        print(name, known[name], flush=True)
+    return {"steps": steps, **FOUR, "loss": [[name, known[name]] for name in BLOCKS]}
 
 
 def main() -> None:
@@ -88,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--part", choices=["texts", "training"])
+    parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=list(BLOCKS))
     options = parser.parse_args()
     torch.manual_seed(0)
     record = {"heads": HEADS, "width": WIDTH}
@@ -97,7 +130,8 @@ def main() -> None:
     if options.part != "training":
         record["texts"] = texts(options.rounds)
     if options.part != "texts":
-        record["training"] = training(options.steps)
+        known = dict(record.get("training", {}).get("loss", []))
+        record["training"] = training(options.steps, options.blocks, known)
     write_record("delta", record)
 
 
