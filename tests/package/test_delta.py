@@ -162,3 +162,13 @@ def test_a_token_of_zeros_writes_nothing():
     assert (cache.state == 0).all()
     layer(x)[0].sum().backward()
     assert x.grad.abs().max() < 100
+
+
+def test_rows_of_any_size_get_length_1():
+    rows = torch.tensor([[3e30, 4e30], [3e-30, 4e-30], [0.0, -1e-3]], requires_grad=True)
+    found = unit_length(rows)
+    assert torch.allclose(found, torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.0, -1.0]]))
+    half = unit_length(torch.full((1, 64), 1e4, dtype=torch.float16))
+    assert torch.allclose(half, torch.tensor(0.125, dtype=torch.float16))
+    tokens = torch.randn(3, 4).double().requires_grad_()
+    assert torch.autograd.gradcheck(unit_length, tokens)

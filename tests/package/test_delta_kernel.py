@@ -58,12 +58,15 @@ def test_nothing_fades_without_a_decay_and_strides_do_not_matter():
         )
 
 
-def test_keys_that_are_all_alike():
-    """Their system has the largest powers on the way to its inverse."""
-    (q, k, v, beta, _), _ = drawn(n=64)
-    k, beta = k[:1].expand_as(k), torch.ones_like(beta)
-    expected = delta_rule(*(x.double() for x in (q, k, v, beta)))[0]
-    close(delta_rule_triton(q, k, v, beta)[0].double(), expected, atol=1e-3)
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_keys_that_are_all_alike(beta):
+    """The inverse of their system is a small sum of large powers; rows lose no digits."""
+    (q, k, v, steps, _), _ = drawn(n=64)
+    k, steps = k[:1].expand_as(k), torch.full_like(steps, beta)
+    expected = delta_rule(*(x.double() for x in (q, k, v, steps)))
+    found = delta_rule_triton(q, k, v, steps)
+    for x, y in zip(found, expected, strict=True):
+        close(x.double(), y, atol=2e-5, rtol=2e-5)
 
 
 def test_what_it_refuses(as_shipped):
@@ -120,4 +123,4 @@ def test_it_compiles(capability):
     for row in rows:
         assert row["shared"] <= 48 * 1024
         # on 8.0, of 64 features, some of the numbers are kept in memory: right, and slower
-        assert row["spill_stores"] <= (900 if capability == 80 else 40), row
+        assert row["spill_stores"] <= (600 if capability == 80 else 0), row

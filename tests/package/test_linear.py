@@ -188,6 +188,8 @@ def test_a_token_that_is_not_there_leaves_the_state_as_it_is(kind):
     there = [0, 1, 4, 5]
     assert none is None and torch.allclose(output[:, there], layer(x[:, there])[0])
     assert torch.allclose(layer(x[0], mask[0, 0])[0], output[0])
+    x[:, 2:4] = torch.nan
+    assert torch.allclose(layer(x, mask)[0][:, there], output[:, there])
 
 
 @pytest.mark.parametrize("autocast", [False, True])
