@@ -27,8 +27,6 @@ from attnlib.masks import Mask
 from attnlib.multi_head import head_sizes, merge_heads, split_heads
 from attnlib.projection import Projection
 
-ReadPiece = Callable[..., tuple[Tensor, Tensor]]
-
 
 def unit_length(x: Float[Tensor, "*batch d_k"]) -> Float[Tensor, "*batch d_k"]:
     """Rows of length 1; one of zeros stays as it is.
@@ -78,7 +76,10 @@ def correct_piece(
 
 
 def read_in_pieces(
-    read: ReadPiece, tensors: tuple[Tensor, ...], state: Tensor | None, piece: int
+    read: Callable[..., tuple[Tensor, Tensor]],
+    tensors: tuple[Tensor, ...],
+    state: Tensor | None,
+    piece: int,
 ) -> tuple[Tensor, Tensor]:
     """Outputs of all pieces, one after the other, and the state after the last.
 

@@ -168,6 +168,9 @@ def test_rows_of_any_size_get_length_1():
     rows = torch.tensor([[3e30, 4e30], [3e-30, 4e-30], [0.0, -1e-3]], requires_grad=True)
     found = unit_length(rows)
     assert torch.allclose(found, torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.0, -1.0]]))
+    zeros = torch.zeros(1, 3, requires_grad=True)
+    unit_length(zeros).sum().backward()
+    assert zeros.grad.tolist() == [[1.0] * 3]  # and no large number
     half = unit_length(torch.full((1, 64), 1e4, dtype=torch.float16))
     assert torch.allclose(half, torch.tensor(0.125, dtype=torch.float16))
     tokens = torch.randn(3, 4).double().requires_grad_()

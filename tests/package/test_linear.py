@@ -354,6 +354,7 @@ def test_it_learns(kind):
     assert torch.autograd.gradcheck(called, [x, layer.gate_proj.W], fast_mode=True)
     layer(x)[0].square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
+    assert len(list(layer.parameters())) == (10 if kind is GatedLinearAttention else 12)
 
 
 def test_features_follow_a_head_to_any_layer():
