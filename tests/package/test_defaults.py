@@ -47,7 +47,7 @@ OTHERS = {
     **{"GPT2": {"activation": gelu_tanh}, "LanguageModel": {"positions": "learned"}},
     **{"paged_attention": PAGES, "paged_attention_triton": PAGES},
     **{"shard_positions": {"order": "zigzag"}, "stream": {"cache": True}},
-    "speculate": {"cache": True},
+    **{"speculate": {"cache": True}, "delta_rule_by_feature": {"piece": 16}},
     **{f"{x}Attention:forward": {"enable_gqa": True} for x in ("Ring", "Head")},
     "check_attention": {"leading": ((), (3,), (2, 2))},
     "check_cache": {"leading": ((), (3,), (2, 4))},
