@@ -8,23 +8,17 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from attnlib.checks import explain_tokens, require_count
+from attnlib.checks import require_count
 from attnlib.linear import (
-    LinearAttention,
-    StateCache,
+    GatedLinearAttention,
     read_piece,
     refuse_bad_features,
     require_beside,
-    state_of,
-    tokens_there,
     unrounded,
     what_is_left,
 )
-from attnlib.masks import Mask
-from attnlib.multi_head import head_sizes, merge_heads, split_heads
 from attnlib.projection import Projection
 
 
@@ -135,7 +129,7 @@ def delta_rule(
         TypeError: piece is no whole number, the dtypes differ, or one is no floating dtype.
         ValueError: piece below 1, or shapes or devices that do not fit.
 
-    Source: chapter 30, eq-gated-delta, eq-correction-state; Yang et al. (2025), eq. 10.
+    Source: chapter 30, eq-gated-delta, eq-correction-state; Yang et al. (2025).
     """
     refuse_bad_steps(query, key, value, beta, state)
     if log_decay is None:
@@ -157,15 +151,15 @@ def refuse_bad_steps(
     Source: chapter 30; the contract, appendix A.
     """
     refuse_bad_features(query, key, value, None, state)
-    if not isinstance(beta, Tensor):
-        raise TypeError(f"beta: expected a tensor, got {type(beta).__name__}")
     require_beside(query, "beta", beta, query.shape[:-1])
 
 
-class GatedDeltaAttention(nn.Module):
+class GatedDeltaAttention(GatedLinearAttention):
     """Causal attention by a state of which each token replaces a part; many heads.
 
     It stands in a block in place of `MultiHeadAttention`: `block.attention = layer`.
+    Queries and keys are brought to length 1, and nothing is divided. Masks, caches and
+    errors are those of `GatedLinearAttention`.
 
     Args:
         embed_dim: features of a token; divisible by num_heads.
@@ -173,72 +167,22 @@ class GatedDeltaAttention(nn.Module):
         piece: tokens that are read at once.
 
     Attributes:
-        q_proj, k_proj, v_proj, out_proj: `Projection` layers. Queries and keys are brought
-            to length 1.
-        gate_proj: from a token to a number for each head, whose logistic function is the
-            share of the state that stays; at first as in `GatedLinearAttention`.
-        beta_proj: likewise, how much of the difference is made up for; at first about half.
-        attention: has the feature map, `unit_length`, and the piece, and tells a model that
-            the heads are causal and see all tokens.
-
-    Raises:
-        TypeError: a size is no whole number.
-        ValueError: a size below 1, or embed_dim not divisible by num_heads.
+        beta_proj: a `Projection` from a token to a number for each head, whose logistic
+            function says how much of the difference is made up for; at first about half.
 
     Source: chapter 30, eq-gated-delta; Yang et al. (2025), without their convolutions.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, piece: int = 64) -> None:
-        super().__init__()
-        head_sizes(embed_dim, num_heads, None, None)
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.q_proj, self.k_proj = (Projection(embed_dim, embed_dim) for _ in range(2))
-        self.v_proj, self.out_proj = (Projection(embed_dim, embed_dim) for _ in range(2))
-        self.gate_proj, self.beta_proj = (
-            Projection(embed_dim, num_heads) for _ in range(2)
-        )
-        with torch.no_grad():
-            self.gate_proj.b.copy_(torch.linspace(1, 6, num_heads))
-        self.attention = LinearAttention(unit_length, causal=True, piece=piece)
+        super().__init__(embed_dim, num_heads, unit_length, piece)
+        self.beta_proj = Projection(embed_dim, num_heads)
 
-    def forward(
-        self,
-        x: Float[Tensor, "*batch tokens embed_dim"],
-        mask: Mask | None = None,
-        need_weights: bool = True,
-        cache: StateCache | None = None,
-        positions: None = None,
-    ) -> tuple[Float[Tensor, "*batch tokens embed_dim"], None]:
-        """Attends from each token to itself and those before; there are no weights.
-
-        Arguments and errors are those of `GatedLinearAttention.forward`.
-        """
-        if positions is not None:
-            raise ValueError(
-                "positions: expected None, since no queries and keys turn here"
-            )
-        try:
-            q, k, v = (
-                split_heads(proj(x), self.num_heads)
-                for proj in (self.q_proj, self.k_proj, self.v_proj)
-            )
-            log_decay = F.logsigmoid(self.gate_proj(x)).mT  # (..., heads, n)
-            beta = torch.sigmoid(self.beta_proj(x)).mT
-        except Exception:
-            explain_tokens(self.q_proj, self.embed_dim, x=x)
-            raise
-        dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
-        q, k = (self.attention.feature(y.to(wide)) for y in (q, k))
-        steps = beta, log_decay
-        if mask is not None:
-            gone = ~tokens_there(mask, x, 0 if cache is None else len(cache))
-            k, v = (y.masked_fill(gone.mT, 0.0) for y in (k, v))
-            steps = (y.masked_fill(gone.squeeze(-2), 0.0) for y in steps)
-        begun, piece = state_of(cache), self.attention.piece
-        output, state = delta_rule(q, k, v.to(wide), *steps, begun, piece=piece)
-        if cache is not None:
-            cache.keep(state, x.shape[-2])
-        return self.out_proj(merge_heads(output.to(dtype))), None
+    def read(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the heads get, (..., heads, n, d_v), and their state after the tokens x."""
+        beta = torch.sigmoid(self.beta_proj(x)).mT  # (..., heads, n)
+        return delta_rule(q, k, v, beta, g, state, piece=self.attention.piece)
 
 
 def correct_by_feature(
@@ -284,7 +228,7 @@ def delta_rule_by_feature(
 
     All else, and what it returns and raises, is as `delta_rule` has it.
 
-    Source: chapter 30, eq-feature-decay; Kimi Team (2025), eq. 1.
+    Source: chapter 30, eq-feature-decay; Kimi Team (2025).
     """
     refuse_bad_steps(query, key, value, beta, state)
     require_beside(query, "log_decay", log_decay, key.shape)

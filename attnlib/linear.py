@@ -270,8 +270,8 @@ class StateCache:
     state with a gradient.
 
     Attributes:
-        state: shape (batch, heads, D, d_v + 1), without the last column in chapter 30;
-            `None` before the first token.
+        state: shape (batch, heads, D, d_v + 1), or D rows of d_v in a layer that does not
+            divide; `None` before the first token.
         capacity: the most tokens; no text reaches it.
         nbytes: the bytes of the state.
 
@@ -438,26 +438,30 @@ class GatedLinearAttention(nn.Module):
                 a gradient beside a cache.
         """
         if positions is not None:
-            raise ValueError(
-                "positions: expected None, since no queries and keys turn here"
-            )
+            raise ValueError("positions: expected None, since nothing turns here")
         try:
-            q, k, v = (
-                split_heads(proj(x), self.num_heads)
-                for proj in (self.q_proj, self.k_proj, self.v_proj)
-            )
+            each = self.q_proj, self.k_proj, self.v_proj
+            q, k, v = (split_heads(proj(x), self.num_heads) for proj in each)
             log_decay = F.logsigmoid(self.gate_proj(x)).mT  # (..., heads, n)
         except Exception:
             explain_tokens(self.q_proj, self.embed_dim, x=x)
             raise
         dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
         q, k = (self.attention.feature(y).to(wide) for y in (q, k))
-        if mask is not None:
+        if mask is not None:  # whatever stands where no token is, it does nothing
             gone = ~tokens_there(mask, x, 0 if cache is None else len(cache))
+            x = x.masked_fill(gone.reshape(*x.shape[:-1], 1), 0.0)
             k, v = (y.masked_fill(gone.mT, 0.0) for y in (k, v))
             log_decay = log_decay.masked_fill(gone.squeeze(-2), 0.0)
-        v, piece = F.pad(v.to(wide), (0, 1), value=1.0), self.attention.piece
-        sums, state = linear_attention(q, k, v, log_decay, state_of(cache), piece=piece)
+        output, state = self.read(x, q, k, v.to(wide), log_decay, state_of(cache))
         if cache is not None:
             cache.keep(state, x.shape[-2])
-        return self.out_proj(merge_heads(weighted_mean(sums).to(dtype))), None
+        return self.out_proj(merge_heads(output.to(dtype))), None
+
+    def read(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the heads get, (..., heads, n, d_v), and their state after the tokens x."""
+        v, piece = F.pad(v, (0, 1), value=1.0), self.attention.piece
+        sums, state = linear_attention(q, k, v, g, state, piece=piece)
+        return weighted_mean(sums), state

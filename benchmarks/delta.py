@@ -15,8 +15,6 @@ import json
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from linear import HEADS, LENGTHS, SIZE, STEPS, WIDTH, loss_after
@@ -25,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from train_text import SYMBOLS
 
-from attnlib import LanguageModel, ScaledDotProductAttention, delta
+from attnlib import LanguageModel, ScaledDotProductAttention
 from attnlib.delta import GatedDeltaAttention, delta_rule
 from attnlib.linear import GatedLinearAttention, linear_attention
 
@@ -43,15 +41,11 @@ BLOCKS = {  # the attention of four blocks; "softmax" has rotary positions if al
 class Adding(GatedDeltaAttention):
     """The same layer, but that nothing is taken away before the value is added."""
 
-    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:
-        with patch.object(delta, "delta_rule", added):
-            return super().forward(*args, **options)
-
-
-def added(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *rest: Any, **options: Any
-) -> tuple[Tensor, Tensor]:
-    return linear_attention(q, k, beta.unsqueeze(-1) * v, *rest, **options)
+    def read(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        beta = torch.sigmoid(self.beta_proj(x)).mT.unsqueeze(-1)
+        return linear_attention(q, k, beta * v, g, state)
 
 
 def token_by_token(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:

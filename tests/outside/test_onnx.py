@@ -184,17 +184,17 @@ def test_linear_attention():
 
 
 def by_rule(options, tensors, beta, decay, state):
-    rule, tokens = options.get("update_rule", b"gated_delta").decode(), tensors[0].dim() - 1
-    if "delta" in rule:
-        heads = tensors[0].shape[1]
+    """What the operator computes; a decay of (batch, heads, tokens), or with features."""
+    query, key, value = tensors
+    by_feature = decay is not None and decay.dim() == key.dim()
+    if "delta" in options.get("update_rule", b"gated_delta").decode():
         beta = beta.float().mT
-        beta = beta.repeat_interleave(heads // beta.shape[1], 1)
-        each = decay is not None and decay.dim() == tokens + 1
-        return (delta_rule_by_feature if each else delta_rule)(*tensors, beta, decay, state)
-    if decay is None or decay.dim() == tokens:
-        return linear_attention(*tensors, decay, state)
-    query, key = (x.mT.unsqueeze(-1) for x in tensors[:2])  # heads of one feature
-    value = tensors[2].unsqueeze(-3).expand(*key.shape[:-1], -1)
-    state = None if state is None else state.unsqueeze(-2)
-    outputs, rows = linear_attention(query, key, value, decay.mT, state)
+        beta = beta.repeat_interleave(query.shape[1] // beta.shape[1], 1)
+        rule = delta_rule_by_feature if by_feature else delta_rule
+        return rule(query, key, value, beta, decay, state)
+    if not by_feature:
+        return linear_attention(query, key, value, decay, state)
+    query, key = (x.mT.unsqueeze(-1) for x in (query, key))  # heads of one feature
+    value = value.unsqueeze(-3).expand(*key.shape[:-1], -1)
+    outputs, rows = linear_attention(query, key, value, decay.mT)
     return outputs.sum(dim=-3), rows.squeeze(-2)

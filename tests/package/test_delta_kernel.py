@@ -106,7 +106,8 @@ def compile_it(kernel, programs, device, **given):
     print(json.dumps({"shared": done.metadata.shared, **facts}))
 
 delta_triton.launch = compile_it
-for dtype, width in itertools.product(DTYPES.values(), (16, 64)):
+cases = *itertools.product(DTYPES.values(), (16, 64)), (torch.float16, 128)
+for dtype, width in cases:
     rows = torch.empty(1, 6, 100, width, dtype=dtype)
     steps = torch.empty(600)
     state = torch.empty(1, 6, width, width)
@@ -119,8 +120,10 @@ for dtype, width in itertools.product(DTYPES.values(), (16, 64)):
 def test_it_compiles(capability):
     """For GPUs that are not here: it fits into their shared memory, and into registers."""
     rows = list(map(json.loads, run_compiled("-c", COMPILED, str(capability))))
+    *rows, wider = rows
     assert len(rows) == 6
     for row in rows:
         assert row["shared"] <= 48 * 1024
         # on 8.0, of 64 features, some of the numbers are kept in memory: right, and slower
         assert row["spill_stores"] <= (600 if capability == 80 else 0), row
+    assert wider["spill_stores"] > 200  # which is why keys may have 64

@@ -96,16 +96,21 @@ class GatedLinearAttention:
         k = self.attention.feature(split_heads(self.k_proj(x), self.num_heads))
         v = split_heads(self.v_proj(x), self.num_heads)
         log_decay = -F.softplus(-self.gate_proj(x)).transpose(-1, -2)
+        wide = torch.promote_types(v.dtype, torch.float32)
+        q, k, values = q.to(wide), k.to(wide), v.to(wide)
         if mask is not None:
             there = tokens_there(mask, x, len(cache) if cache is not None else 0)
+            x = torch.where(there.reshape(*x.shape[:-1], 1), x, 0.0)
             k = torch.where(there.mT, k, torch.zeros_like(k))
+            values = torch.where(there.mT, values, torch.zeros_like(values))
             log_decay = torch.where(there.squeeze(-2), log_decay, 0.0)
-        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        wide = torch.promote_types(v.dtype, torch.float32)
-        before, q, k, values = state_of(cache), q.to(wide), k.to(wide), v.to(wide)
-        sums, after = linear_attention(
-            q, k, values, log_decay, before, piece=self.attention.piece
-        )
+        heads, after = self.read(x, q, k, values, log_decay, state_of(cache))
         if cache is not None:
             cache.keep(after, x.shape[-2])
-        return self.out_proj(merge_heads(weighted_mean(sums).to(v.dtype))), None
+        return self.out_proj(merge_heads(heads.to(v.dtype))), None
+
+    def read(self, x, q, k, v, g, state):
+        values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        step = self.attention.piece
+        sums, after = linear_attention(q, k, values, g, state, piece=step)
+        return weighted_mean(sums), after

@@ -45,20 +45,7 @@ def correct_by_feature(query, key, value, beta, log_decay, state):
 
 # delta.GatedDeltaAttention
 class GatedDeltaAttention:
-    def forward(self, x, mask=None, need_weights=True, cache=None, positions=None):
-        wide = torch.promote_types(self.v_proj.W.dtype, torch.float32)
-        q = self.attention.feature(split_heads(self.q_proj(x), self.num_heads).to(wide))
-        k = self.attention.feature(split_heads(self.k_proj(x), self.num_heads).to(wide))
-        v = split_heads(self.v_proj(x), self.num_heads)
+    def read(self, x, q, k, v, g, state):
         beta = 1 / (1 + torch.exp(-self.beta_proj(x).transpose(-1, -2)))
-        log_decay = -F.softplus(-self.gate_proj(x)).transpose(-1, -2)
-        if mask is not None:
-            there = tokens_there(mask, x, len(cache) if cache is not None else 0)
-            beta = torch.where(there.squeeze(-2), beta, torch.zeros_like(beta))
-            log_decay = torch.where(there.squeeze(-2), log_decay, 0.0)
-        heads, after = delta_rule(
-            q, k, v.to(wide), beta, log_decay, state_of(cache), piece=self.attention.piece
-        )
-        if cache is not None:
-            cache.keep(after, x.shape[-2])
-        return self.out_proj(merge_heads(heads.to(v.dtype))), None
+        step = self.attention.piece
+        return delta_rule(q, k, v, beta, g, state, piece=step)
