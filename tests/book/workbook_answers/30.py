@@ -1,22 +1,23 @@
 # delta.unit_length
 def unit_length(x):
-    square = (x * x).sum(dim=-1, keepdim=True)
-    empty = square == 0
-    return torch.where(
-        empty, x, x / torch.where(empty, torch.ones_like(square), square).sqrt()
-    )
+    if x.shape[-1] == 0:
+        return x
+    largest = x.abs().max(dim=-1, keepdim=True).values
+    scaled = x / torch.where(largest == 0, 1.0, largest)
+    square = (scaled * scaled).sum(dim=-1, keepdim=True)
+    return scaled / torch.where(square == 0, 1.0, square).sqrt()
 
 
 # delta.corrections
 def corrections(key, value, beta, log_decay, state):
     n = key.shape[-2]
-    steps = torch.diag_embed(beta)
-    share = torch.diag_embed(torch.exp(torch.cumsum(log_decay, dim=-1)))
+    share = torch.exp(torch.cumsum(log_decay, dim=-1))
     below = torch.ones(n, n, dtype=torch.bool, device=key.device).tril(-1)
     products = torch.einsum("...id,...jd->...ij", key, key) * what_is_left(log_decay)
-    system = steps @ torch.where(below, products, 0.0)
+    system = beta[..., None] * torch.where(below, products, 0.0)
     one = torch.eye(n, dtype=key.dtype, device=key.device)
-    return torch.linalg.solve(one + system, steps @ (value - share @ key @ state))
+    asked = share[..., None] * torch.einsum("...id,...de->...ie", key, state)
+    return torch.linalg.solve(one + system, beta[..., None] * (value - asked))
 
 
 # delta.correct_piece
