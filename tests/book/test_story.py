@@ -49,6 +49,7 @@ CENTRAL = {
     "28": "Pages Server",
     "29": "LinearAttention GatedLinearAttention",
     "30": "corrections delta_rule GatedDeltaAttention",
+    "31": "box_scores choose_blocks attend_chosen ChosenAttention",
 }
 
 

@@ -922,7 +922,7 @@ def test_a_wrong_name_offers_a_near_one(folder, capsys):
     assert "those of chapter 1 are `apply_mask`" in said and "LayerNorm" not in said
     assert cli.main(folder, ["99"]) == 2
     said = capsys.readouterr().err
-    assert said == "there is no chapter 99; chapters are 1 to 30 and E\n"
+    assert said == "there is no chapter 99; chapters are 1 to 31 and E\n"
 
 
 def test_a_check_is_stopped(folder, capsys, monkeypatch):

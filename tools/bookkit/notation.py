@@ -18,7 +18,7 @@ PARTS = {
     "VII": (20, 22),
     "VIII": (23, 25),
     "IX": (26, 28),
-    "X": (29, 30),
+    "X": (29, 31),
 }
 GREEK = (
     r"\\(?:(?:var)?epsilon|alpha|beta|gamma|delta|zeta|eta|theta|kappa|lambda|mu|nu|xi|pi|"

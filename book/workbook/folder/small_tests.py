@@ -1446,3 +1446,89 @@ masked, _ = layer(x, there.expand(3, 1, 1, 5))
 assert torch.allclose(masked[:, there], layer(x[:, there])[0], atol=1e-5)
 half = GatedDeltaAttention(6, 2).half()
 assert half(x.half())[0].dtype == torch.float16
+
+# sparse.mean_scores
+q, k = torch.randn(2, 5, 4), torch.randn(2, 3, 6, 4)
+expected = (q[:, :, None, None] * k[:, None]).sum(dim=-1).mean(dim=-1)
+assert mean_scores(q, k).shape == (2, 5, 3)
+assert torch.allclose(mean_scores(q, k), expected, atol=1e-5)
+
+# sparse.box_scores
+q, k = torch.randn(2, 5, 4), torch.randn(2, 3, 6, 4)
+found = box_scores(q, k)
+assert found.shape == (2, 5, 3)
+for i in range(5):
+    for b in range(3):
+        ends = q[:, i] * k[:, b].amin(dim=1), q[:, i] * k[:, b].amax(dim=1)
+        assert torch.allclose(found[:, i, b], torch.maximum(*ends).sum(dim=-1), atol=1e-5)
+
+# sparse.choose_blocks
+scores = torch.tensor([[3.0, 1.0, 2.0, 9.0], [0.0, 5.0, 1.0, 9.0]])
+mask = torch.zeros(2, 4, 3)
+mask[:, 3] = -torch.inf  # hidden whole
+mask[0, 1, 2] = -torch.inf  # and in part
+assert choose_blocks(scores, mask, 2).sort().values.tolist() == [[0, 1], [1, 2]]
+assert choose_blocks(scores, mask, 1).tolist() == [[1], [1]]
+assert choose_blocks(scores, mask, 9).shape == (2, 4)
+mask[1, 2] += 8.0
+assert choose_blocks(scores, mask, 1)[1].tolist() == [2]
+mask[0, 0, 0] = -torch.inf
+try:
+    choose_blocks(scores, mask, 1)
+except ValueError:
+    pass
+else:
+    raise AssertionError("a query sees two blocks in part: expected ValueError")
+
+# sparse.attend_chosen
+q, k, v = torch.randn(2, 3, 4), torch.randn(2, 5, 2, 4), torch.randn(2, 5, 2, 6)
+chosen = torch.tensor([[[0, 3], [4, 1], [2, 3]], [[1, 0], [1, 2], [3, 4]]])
+mask = torch.zeros(3, 5, 2)
+mask[1, 4, 0] = -torch.inf
+mask[2, 3, 1] = 0.5
+output = attend_chosen(q, k, v, mask, chosen)
+assert output.shape == (2, 3, 6)
+for s in range(2):
+    for i in range(3):
+        blocks = chosen[s, i]
+        scores = k[s, blocks].flatten(0, 1) @ q[s, i] + mask[i, blocks].flatten()
+        row = scores.softmax(dim=0) @ v[s, blocks].flatten(0, 1)
+        assert torch.allclose(output[s, i], row, atol=1e-5), (s, i)
+
+# sparse.index_scores
+q, k, w = torch.randn(2, 3, 4, 5), torch.randn(2, 6, 5), torch.randn(2, 3, 4)
+found = index_scores(q, k, w)
+assert found.shape == (2, 4, 6)
+expected = sum(w[:, h, :, None] * (q[:, h] @ k.mT).clamp(min=0) for h in range(3))
+assert torch.allclose(found, expected, atol=1e-5)
+
+# sparse.indexer_loss
+scores = torch.tensor([[[0.5, 1.0, -torch.inf], [0.1, -2.0, 0.3]]], requires_grad=True)
+weights = torch.tensor([[[0.25, 0.75, 0.0], [0.2, 0.3, 0.5]]], requires_grad=True)
+found = indexer_loss(scores, weights)
+logs = scores.softmax(dim=-1).log()
+rows = -(0.25 * logs[0, 0, 0] + 0.75 * logs[0, 0, 1]), -(weights[0, 1] * logs[0, 1]).sum()
+assert torch.allclose(found, sum(rows) / 2, atol=1e-5)
+found.backward()
+assert weights.grad is None, "the weights have a gradient"
+assert torch.allclose(scores.grad, (scores.softmax(dim=-1) - weights) / 2, atol=1e-5)
+
+# sparse.three_branches
+from attnlib import ScaledDotProductAttention
+from attnlib.sparse import ChosenAttention, mean_scores
+
+q, k, v, gates = *torch.randn(3, 2, 20, 4), torch.rand(2, 20, 3)
+output = three_branches(q, k, v, gates, block=4, keep=2, window=3)
+whole = torch.arange(1, 6) * 4 <= torch.arange(1, 21)[:, None]
+means = (x.view(2, 5, 4, 4).mean(dim=2) for x in (k, v))
+coarse, _ = ScaledDotProductAttention()(q, *means, whole)
+near, _ = ScaledDotProductAttention(causal=True, window=3)(q, k, v)
+chosen, _ = ChosenAttention(4, 2, mean_scores, causal=True)(q, k, v)
+parts = torch.stack([coarse, chosen, near], dim=-2)
+assert torch.allclose(output, (gates[..., None] * parts).sum(dim=-2), atol=1e-5)
+try:
+    three_branches(q, k, v, gates[:, :1])
+except ValueError:
+    pass
+else:
+    raise AssertionError("gates of one token: expected ValueError")
