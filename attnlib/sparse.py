@@ -222,7 +222,7 @@ def index_scores(
     Raises:
         TypeError, ValueError: a weight of another dtype, shape or device.
 
-    Source: chapter 31, eq-index-score; DeepSeek-AI (2025), eq. 1.
+    Source: chapter 31, eq-index-score; DeepSeek-AI (2025).
     """
     require_beside(query, "weight", weight, query.shape[:-1])
     products = torch.relu(query @ key.unsqueeze(-3).mT)
