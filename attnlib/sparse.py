@@ -70,7 +70,7 @@ def choose_blocks(
     """The blocks that each query reads: those that it sees in part, then the best.
 
     Args:
-        scores: of the blocks.
+        scores: of the blocks; ∞ is the largest number.
         mask: added to the scores of keys; -∞ hides one.
         keep: how many.
 
@@ -81,12 +81,29 @@ def choose_blocks(
     """
     seen = mask > -torch.inf
     partly = seen.any(dim=-1) & ~seen.all(dim=-1)  # what is hidden in them must not decide
+    scores = scores.clamp(max=torch.finfo(scores.dtype).max)  # ∞ beside -∞ is no number
     rank = (scores + mask.amax(dim=-1)).masked_fill(partly, torch.inf)
     keep = min(keep, rank.shape[-1])
     if (least := int(partly.sum(dim=-1).max())) > keep:
         wanted = f"at least {least}, the blocks that a query sees in part"
         raise ValueError(f"keep: expected {wanted}, got {keep}")
     return rank.topk(keep, dim=-1).indices
+
+
+def with_first(score: BlockScore) -> BlockScore:
+    """A score by which the first block is chosen before all that are seen whole.
+
+    Args:
+        score: of blocks, as `box_scores`.
+
+    Source: chapter 31, eq-chosen-output; Yuan et al. (2025).
+    """
+
+    def scored(query: Tensor, blocks: Tensor) -> Tensor:
+        first = torch.tensor([0], device=query.device)
+        return score(query, blocks).index_fill(-1, first, torch.inf)
+
+    return scored
 
 
 def take_blocks(
@@ -189,22 +206,6 @@ class ChosenAttention(BaseAttention):
                 rest = key[..., shown, :], value[..., shown, :], given
                 outputs.append(self.read(part, *rest))
         return torch.cat(outputs, dim=-2).to(dtype)
-
-
-def with_first(score: BlockScore) -> BlockScore:
-    """A score by which the first block is always chosen.
-
-    Args:
-        score: of blocks, as `box_scores`.
-
-    Source: chapter 31, eq-chosen-output; Yuan et al. (2025).
-    """
-
-    def scored(query: Tensor, blocks: Tensor) -> Tensor:
-        first = torch.tensor([0], device=query.device)
-        return score(query, blocks).index_fill(-1, first, torch.inf)
-
-    return scored
 
 
 def index_scores(

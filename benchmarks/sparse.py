@@ -181,14 +181,19 @@ def time_of(m: int) -> dict:
     scaled, mask = query / 8, torch.zeros(1, m // BLOCK, BLOCK)
     softmax, door = ScaledDotProductAttention(), ChosenAttention(BLOCK, 16)
 
-    def with_boxes() -> Tensor:
+    def choose() -> Tensor:
         scores = scaled.clamp(min=0) @ high.mT + scaled.clamp(max=0) @ low.mT
-        chosen = choose_blocks(scores, mask, 16)
+        return choose_blocks(scores, mask, 16)
+
+    def read(chosen: Tensor) -> Tensor:
         return attend_chosen(scaled, keys, values, mask, chosen)
+
+    chosen = choose()
 
     calls = {
         "all": lambda: softmax(query, key, value, need_weights=False)[0],
-        "chosen": with_boxes,
+        "chosen": lambda: read(choose()),
+        "reading": lambda: read(chosen),
         "boxes anew": lambda: door(query, key, value)[0],
     }
     torch.testing.assert_close(calls["chosen"](), calls["boxes anew"]())

@@ -18,6 +18,7 @@ from attnlib import (
 )
 from attnlib.delta import delta_rule, delta_rule_by_feature
 from attnlib.linear import linear_attention
+from attnlib.programs import ProgramAttention
 from attnlib.rotary import turn
 
 
@@ -106,7 +107,7 @@ def test_attention(make):
     answered = 0
     for name, (options, given, wanted) in cases_of("Attention").items():
         if "softcap" in options:
-            continue  # no attention of ours has one
+            continue  # by a program, below
         output, weights, key, value = attention_of(make, options, given)
         assert_close(name, output, wanted["Y"])
         if "present_key" in wanted:
@@ -116,6 +117,25 @@ def test_attention(make):
             assert_close(name, weights, wanted["qk_matmul_output"])
         answered += 1
     assert answered >= 65
+
+
+@pytest.mark.costly("outside/onnx soft cap")
+def test_attention_under_a_cap():
+    answered = 0
+    for name, (options, given, wanted) in cases_of("Attention").items():
+        if limit := options.get("softcap"):
+
+            def capped(score, *places, limit=limit):
+                return limit * torch.tanh(score / limit)
+
+            make = functools.partial(ProgramAttention, score_mod=capped, block_size=3)
+            output, _, key, value = attention_of(make, options, given)
+            assert_close(name, output, wanted["Y"])
+            if "present_key" in wanted:
+                assert_close(name, key, wanted["present_key"])
+                assert_close(name, value, wanted["present_value"])
+            answered += 1
+    assert answered == 11
 
 
 @pytest.mark.costly("outside/onnx rotary")

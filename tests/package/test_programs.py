@@ -1,5 +1,6 @@
 """Masks and scores as programs: as with all scores at once, and as PyTorch has them."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,7 +13,7 @@ from attnlib.testing import check_attention
 from drawn import close, draw, draw_mask, each_refused, leaves, normal, visible
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1, 1, 3, 3]])
-WIDTHS, SLOPES = torch.tensor([1, 3, 6]), torch.tensor([0.5, 0.1, -0.2]).double()
+WIDTHS, SLOPES = torch.tensor([1, 3, 6, 9]), torch.linspace(-0.2, 0.5, 4).double()
 MASKS = {
     "none": None,
     "documents": lambda b, h, q, k: DOCUMENTS[b, q] == DOCUMENTS[b, k],
@@ -23,6 +24,7 @@ MASKS = {
 CHANGES = {
     "none": None,
     "slopes": lambda s, b, h, q, k: s - SLOPES[h] * (q - 2 * k),
+    "places alone": lambda s, b, h, q, k: 0.3 * (q - k).to(s.dtype),
     "cap": lambda s, b, h, q, k: (1 + b) * torch.tanh(s / (1 + b)),
 }
 
@@ -61,13 +63,13 @@ def test_as_with_all_scores_at_once(mask_mod, score_mod):
     for n, m, size, causal, scale in (
         (10, 10, 4, True, None),
         (10, 10, 99, False, -0.7),
-        (5, 9, 3, False, torch.tensor([[[1.0]], [[0.3]], [[-2.0]]]).double()),
+        (5, 9, 3, False, SLOPES[:, None, None]),
         (1, 10, 4, True, None),
         (0, 4, 4, False, 0.3),
     ):
         attend = ProgramAttention(*programs, causal, scale, size)
-        for kind, heads in product((None, "boolean", "holes"), (1, 3)):
-            inputs = draw(2, 3, queries=n, keys=m, kv_heads=heads)
+        for kind, heads in product((None, "boolean", "holes"), (2, 4)):
+            inputs = draw(2, 4, queries=n, keys=m, kv_heads=heads)
             mask = draw_mask(kind, 2, 1, n, m)
             output, weights = attend(*inputs, mask, enable_gqa=True)
             close(output, dense(*inputs, *programs, mask, causal, scale))
@@ -76,7 +78,7 @@ def test_as_with_all_scores_at_once(mask_mod, score_mod):
 
 def test_texts_read_token_by_token_and_inputs_of_fewer_dimensions():
     attend = ProgramAttention(MASKS["windows"], CHANGES["slopes"], True, block_size=3)
-    query, key, value = inputs = draw(1, 3, queries=10, keys=10)
+    query, key, value = inputs = draw(1, 4, queries=10, keys=10)
     output = attend(*inputs)[0]
     for i in range(10):
         new = query[..., i : i + 1, :], key[..., : i + 1, :], value[..., : i + 1, :]
@@ -86,41 +88,31 @@ def test_texts_read_token_by_token_and_inputs_of_fewer_dimensions():
 
 
 def test_gradients_are_those_of_all_scores_at_once():
-    """Of a tensor in a program and of a mask, too."""
-    slopes, mask = torch.tensor([0.5, 0.1, -0.2]).double(), normal(3, 1, 10)
-    pairs = []
-    for tiles in (True, False):
-        *x, mine, added = given = leaves([*draw(2, 3, queries=8, keys=10), slopes, mask])
+    """Of a tensor in a program and of a mask, too; and those of small differences."""
 
-        def sloped(s, b, h, q, k, mine=mine):
-            return s + mine[h] * (q - k)
+    def tiles(*inputs):
+        *x, mask_mod, score_mod, mask, causal = inputs
+        return ProgramAttention(mask_mod, score_mod, causal, block_size=3)(*x, mask)[0]
 
-        programs = MASKS["documents"], sloped
-        attend = ProgramAttention(*programs, causal=True, block_size=3)
-        output = attend(*x, added)[0] if tiles else dense(*x, *programs, added, True)
-        pairs.append(torch.autograd.grad(output, given, normal(*output.shape)))
-    close(*pairs)
-    assert all((gradient != 0).any() for gradient in pairs[0])
+    def call(attend, *inputs):
+        *x, slopes, mask = inputs
+        sloped = lambda s, b, h, q, k: torch.tanh(s) - slopes[h] * (q - k)  # noqa: E731
+        return attend(*x, MASKS["documents"], sloped, mask, True)
 
-
-def test_gradients_are_those_of_small_differences():
-    inputs = leaves([*draw(2, 2, queries=3, keys=5), SLOPES])
-
-    def call(*x):
-        change = ProgramAttention(
-            MASKS["back"], lambda s, b, h, q, k: torch.tanh(s) * x[3][h], block_size=2
-        )
-        return change(*x[:3])[0]
-
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    given = leaves([*draw(2, 4, queries=8, keys=10), SLOPES, normal(4, 1, 10)])
+    outputs = [call(attend, *given) for attend in (tiles, dense)]
+    found, expected = (torch.autograd.grad(x, given, normal(2, 4, 8, 3)) for x in outputs)
+    close(found, expected)
+    assert all((gradient != 0).any() for gradient in found)
+    assert torch.autograd.gradcheck(partial(call, tiles), given, fast_mode=True)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_programs_for_flex_attention_run_here():
-    inputs = draw(2, 3, queries=10, keys=10, d_v=4)
+    inputs = draw(2, 4, queries=10, keys=10, d_v=4)
     for mask_mod, score_mod in product(MASKS, CHANGES):
         programs = MASKS[mask_mod], CHANGES[score_mod]
-        seen = programs[0] and create_block_mask(programs[0], 2, 3, 10, 10, device="cpu")
+        seen = programs[0] and create_block_mask(programs[0], 2, 4, 10, 10, device="cpu")
         expected = flex_attention(*inputs, score_mod=programs[1], block_mask=seen)
         close(ProgramAttention(*programs, block_size=4)(*inputs)[0], expected)
 
@@ -150,17 +142,16 @@ def test_tiles_that_are_hidden_whole_are_not_computed(causal):
 
 def test_a_query_that_sees_nothing_gets_0():
     """Its gradients, too: beside others in a tile, in tiles of its own, and by a mask."""
-    inputs, blind = (
-        leaves(draw(1, 2, queries=10, keys=10)),
-        torch.tensor([1, 4, 5, 6, 7, 9]),
+    inputs, sees = (
+        leaves(draw(2, queries=10, keys=10)),
+        torch.tensor([1, 0, 0, 1] + 6 * [0]),
     )
-    attend = ProgramAttention(lambda b, h, q, k: ~torch.isin(q, blind), block_size=4)
-    output = attend(*inputs, torch.arange(10)[:, None] != 2)[0]
+    attend = ProgramAttention(lambda b, h, q, k: (sees[q] > 0) | (q == 9), block_size=4)
+    output = attend(*inputs, torch.arange(10)[:, None] < 9)[0]
     gradients = torch.autograd.grad(output.sum(), inputs)
     assert all(x.isfinite().all() for x in (output, *gradients))
     for rows in (output, gradients[0]):
-        assert ((rows == 0).all(dim=-1) == torch.isin(torch.arange(10), blind)
-                | (torch.arange(10) == 2)).all()  # fmt: skip
+        assert torch.equal((rows != 0).any(dim=-1).int(), sees.expand(2, 10).int())
     nothing = ProgramAttention(lambda b, h, q, k: q < 0, block_size=4)
     assert (nothing(*inputs)[0] == 0).all()
 
@@ -168,9 +159,8 @@ def test_a_query_that_sees_nothing_gets_0():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     """To the last bit; programs get float32, and scores of 100,000 are no infinite ones."""
-    attend = ProgramAttention(
-        MASKS["documents"], lambda s, b, h, q, k: s - 0.1 * q, block_size=3
-    )
+    programs = MASKS["documents"], lambda s, b, h, q, k: s - 0.1 * q
+    attend = ProgramAttention(*programs, block_size=3)
     for size in (1, 300):
         half = [(size * x).to(dtype) for x in draw(2, 3, queries=10, keys=10)]
         output = attend(*half)[0]

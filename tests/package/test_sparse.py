@@ -19,7 +19,7 @@ from attnlib.testing import check_attention
 from drawn import close, draw, each_refused, leaves, normal, small_model, visible
 
 
-def sizes(query, blocks):
+def squares(query, blocks):
     """A score of a user's own, which looks at no query."""
     return blocks.square().sum(dim=(-2, -1)).unsqueeze(-2).expand(*query.shape[:-1], -1)
 
@@ -27,7 +27,7 @@ def sizes(query, blocks):
 SCORES = {  # each with what it says of one query and the keys of one block
     box_scores: lambda q, k: torch.maximum(q * k.amin(dim=0), q * k.amax(dim=0)).sum(),
     mean_scores: lambda q, k: (k @ q).mean(),
-    sizes: lambda q, k: k.square().sum(),
+    squares: lambda q, k: k.square().sum(),
 }
 
 
@@ -93,7 +93,7 @@ def test_as_in_a_loop(lead, score, causal):
             assert weights is None
 
 
-@pytest.mark.parametrize("scale", [0.3, -0.7, torch.linspace(-0.5, 2, 4)[:, None, None]])
+@pytest.mark.parametrize("scale", [-0.7, torch.linspace(-0.5, 2, 4)[:, None, None]])
 def test_gradients_are_those_of_the_loop(scale):
     """Of a mask and a scale, too, for heads that share keys; 0 for keys that none reads."""
     shared = draw(2, 4, kv_heads=2, queries=5, keys=12)
@@ -101,8 +101,11 @@ def test_gradients_are_those_of_the_loop(scale):
     given = *shared, normal(2, 1, 1, 12), torch.as_tensor(scale)
     *x, mask, factor = ours = leaves(given, torch.float64)
     *y, bias, other = exact = leaves(given, torch.float64)
-    attend = ChosenAttention(3, 2, sizes, causal=True, scale=factor)
-    outputs = attend(*x, mask, enable_gqa=True)[0], loop(*y, bias, 3, 2, sizes, True, other)
+    attend = ChosenAttention(3, 2, squares, causal=True, scale=factor)
+    outputs = (
+        attend(*x, mask, enable_gqa=True)[0],
+        loop(*y, bias, 3, 2, squares, True, other),
+    )
     close(*outputs)
     found, wanted = (
         torch.autograd.grad(output, inputs, normal(*output.shape))
@@ -110,12 +113,9 @@ def test_gradients_are_those_of_the_loop(scale):
     )
     close(found, wanted)
     assert (found[1][..., 3:6, :] == 0).all() and (found[1][..., 6:, :] != 0).all()
-
-
-def test_gradients_are_those_of_small_differences():
-    attend = ChosenAttention(3, 2, causal=True)
-    inputs = leaves(draw(2, queries=3, keys=10))
-    assert torch.autograd.gradcheck(lambda *x: attend(*x)[0], inputs, fast_mode=True)
+    near = ChosenAttention(3, 2, causal=True)
+    call = lambda *x: near(*x, enable_gqa=True)[0]  # noqa: E731
+    assert torch.autograd.gradcheck(call, x, fast_mode=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -188,11 +188,7 @@ def test_models_continue_texts_with_a_cache_as_without(kv_heads):
 
 def test_an_indexer_and_its_loss():
     """Weighted products above 0; cross entropy, a mean over queries, without overflow."""
-    query, key, weight = (
-        normal(2, 3, 4, 5),
-        normal(2, 6, 5, seed=1),
-        normal(2, 3, 4, seed=2),
-    )
+    query, key, weight = (normal(*d, seed=1) for d in ((2, 3, 4, 5), (2, 6, 5), (2, 3, 4)))
     found = index_scores(query, key, weight)
     for b, i, j in product(range(2), range(4), range(6)):
         heads = [(query[b, h, i] @ key[b, j]).clamp(min=0) for h in range(3)]
