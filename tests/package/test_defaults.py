@@ -11,6 +11,7 @@ import attnlib
 from attnlib import backprop, parallel
 from attnlib.gpt2 import gelu_tanh
 from attnlib.linear import elu_plus_one
+from attnlib.sparse import box_scores
 
 FLAGS = (
     *("causal", "return_lse", "enable_gqa", "return_weights", "interleaved", "summed"),
@@ -34,6 +35,7 @@ USUAL = {
     **{"ignore": (), "held": (), "repetition_penalty": 1.0, "stop": ()},
     **{"presence_penalty": 0.0, "difference": 0.0, "file": "config.json"},
     **{"page_size": 16, "at_once": 8, "piece": 64, "feature": elu_plus_one},
+    **{"block": 16, "score": box_scores, "window": 64, "block_size": 128},
     **{"spare": 0, "bits": 8, "group": 32, "longest": 3, "draft": "ngram", "ahead": 4},
 }
 # By the function or the class, where it is another.
@@ -49,6 +51,7 @@ OTHERS = {
     **{"shard_positions": {"order": "zigzag"}, "stream": {"cache": True}},
     **{"speculate": {"cache": True}, "delta_rule_by_feature": {"piece": 16}},
     **{f"{x}Attention:forward": {"enable_gqa": True} for x in ("Ring", "Head")},
+    **{"ChosenAttention": {"keep": 16}, "three_branches": {"keep": 16}},
     "check_attention": {"leading": ((), (3,), (2, 2))},
     "check_cache": {"leading": ((), (3,), (2, 4))},
 }

@@ -17,6 +17,9 @@ VALUES = [
     "torch",
     "zigzag",
     torch.exp,
+    lambda query, blocks: -query @ blocks.mean(dim=-2).mT,  # a score of blocks,
+    lambda batch, head, query, key: query != key,  # a mask
+    lambda score, *places: 2 * score,  # and a score as programs
 ]  # tried for each option; some are refused
 SET = {"window": 3, "scale": 9.0, "softcap": 2.0}
 
