@@ -14,6 +14,7 @@ from attnlib.sparse import (
     indexer_loss,
     mean_scores,
     three_branches,
+    with_first,
 )
 from attnlib.testing import check_attention
 from drawn import close, draw, each_refused, leaves, normal, small_model, visible
@@ -102,10 +103,8 @@ def test_gradients_are_those_of_the_loop(scale):
     *x, mask, factor = ours = leaves(given, torch.float64)
     *y, bias, other = exact = leaves(given, torch.float64)
     attend = ChosenAttention(3, 2, squares, causal=True, scale=factor)
-    outputs = (
-        attend(*x, mask, enable_gqa=True)[0],
-        loop(*y, bias, 3, 2, squares, True, other),
-    )
+    wanted = loop(*y, bias, 3, 2, squares, True, other)
+    outputs = attend(*x, mask, enable_gqa=True)[0], wanted
     close(*outputs)
     found, wanted = (
         torch.autograd.grad(output, inputs, normal(*output.shape))
@@ -155,6 +154,19 @@ def test_one_score_is_below_and_one_above(outlier):
     for score, size in product((mean_scores, box_scores), (1, 4)):
         equal = key.unsqueeze(-2).expand(2, 12, size, 4)
         close(score(query, equal), query @ key.mT)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_first_block_goes_before_others_but_not_before_ones_seen_in_part(keep):
+    """And where it is hidden, it takes nobody's place."""
+    query, key, value = inputs = draw(2, queries=10, keys=10, d_v=10)
+    attend = ChosenAttention(3, keep, with_first(box_scores), causal=True)
+    read = attend(query, key, torch.eye(10).double().expand(2, 10, 10))[0] != 0
+    own = (torch.arange(10) + 1) % 3 != 0  # whose last block is seen in part
+    assert read[:, own, own.nonzero()[:, 0]].all()
+    assert read[:, (keep > 1) | ~own, 0].all()
+    rest = ChosenAttention(3, keep, causal=True)(query[:, 3:], key[:, 3:], value[:, 3:])[0]
+    close(attend(*inputs, torch.arange(10) > 2)[0][:, 3:], rest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
