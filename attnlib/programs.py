@@ -14,6 +14,7 @@ from torch import Tensor
 from attnlib.base import BaseAttention, repeat_shared
 from attnlib.checks import broadcasts, require_count, require_flag, require_scale
 from attnlib.flash.tiles import mask_tile, row_blocks
+from attnlib.linear import unrounded
 from attnlib.masks import Mask, apply_mask
 from attnlib.online_softmax import online_attention
 
@@ -164,5 +165,6 @@ class ProgramAttention(BaseAttention):
         for rows in row_blocks(query.shape[-2], self.block_size):
             part = None if mask is None else mask_tile(mask, rows, slice(None))
             places = slice(rows.start + before, rows.stop + before)
-            outputs.append(self.read(query[..., rows, :], key, value, part, places))
+            with unrounded(query.device):
+                outputs.append(self.read(query[..., rows, :], key, value, part, places))
         return torch.cat(outputs, dim=-2).to(dtype).reshape(shape)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from attnlib.base import BaseAttention, repeat_shared
 from attnlib.checks import require_count, require_flag, require_scale
 from attnlib.flash.tiles import mask_tile, row_blocks
-from attnlib.linear import require_beside
+from attnlib.linear import require_beside, unrounded
 from attnlib.masks import Mask, one_mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -84,7 +84,8 @@ def choose_blocks(
     scores = scores.clamp(max=torch.finfo(scores.dtype).max)  # ∞ beside -∞ is no number
     rank = (scores + mask.amax(dim=-1)).masked_fill(partly, torch.inf)
     keep = min(keep, rank.shape[-1])
-    if (least := int(partly.sum(dim=-1).max())) > keep:
+    if (partly.sum(dim=-1) > keep).any():
+        least = int(partly.sum(dim=-1).max())
         wanted = f"at least {least}, the blocks that a query sees in part"
         raise ValueError(f"keep: expected {wanted}, got {keep}")
     return rank.topk(keep, dim=-1).indices
@@ -204,7 +205,8 @@ class ChosenAttention(BaseAttention):
                 outputs.append(value.new_zeros(*part.shape[:-1], value.shape[-1]))
             else:
                 rest = key[..., shown, :], value[..., shown, :], given
-                outputs.append(self.read(part, *rest))
+                with unrounded(query.device):
+                    outputs.append(self.read(part, *rest))
         return torch.cat(outputs, dim=-2).to(dtype)
 
 
@@ -278,6 +280,7 @@ def three_branches(
     Source: chapter 31, eq-three-branches; Yuan et al. (2025), with means for their network.
     """
     require_beside(query, "gates", gates, (*query.shape[:-1], 3))
+    require_beside(query, "key", key, query.shape)
     chosen = ChosenAttention(block, keep, mean_scores, causal=True)
     near = ScaledDotProductAttention(causal=True, window=window)
     means, content = (in_blocks(x, block).mean(dim=-2) for x in (key, value))

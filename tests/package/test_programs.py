@@ -168,6 +168,14 @@ def test_half_precision_is_computed_in_float32(dtype):
         close(output, attend(*(x.float() for x in half))[0].to(dtype), atol=0)
 
 
+def test_autocast_rounds_no_scores_and_no_programs():
+    large, slopes = torch.full((1, 1, 4, 8), 60.0), torch.ones(1)
+    attend = ProgramAttention(score_mod=lambda s, b, h, q, k: s - slopes[h] * k, scale=10.0)
+    with torch.autocast("cpu", torch.float16):
+        output = attend(large, large, large)[0]
+    assert output.dtype == torch.float16 and output.isfinite().all()
+
+
 def test_trained_models_are_told_what_changes_their_numbers():
     named = [name for name, *_ in changed_options(ProgramAttention(*[torch.add] * 2))]
     assert sorted(named) == ["mask_mod", "score_mod"]

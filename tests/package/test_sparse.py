@@ -180,6 +180,15 @@ def test_half_precision_is_computed_in_float32(dtype):
         close(output, attend(*(x.float() for x in half))[0].to(dtype), atol=0)
 
 
+def test_autocast_rounds_no_scores_and_an_empty_batch_is_none():
+    large = torch.full((1, 1, 4, 8), 60.0)
+    with torch.autocast("cpu", torch.float16):
+        output = ChosenAttention(scale=10.0)(large, large, large)[0]
+    assert output.dtype == torch.float16 and output.isfinite().all()
+    nothing, seen = torch.ones(0, 3, 5, 4), torch.ones(0, 1, 5, 5, dtype=torch.bool)
+    assert ChosenAttention()(nothing, nothing, nothing, seen)[0].shape == (0, 3, 5, 4)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_models_continue_texts_with_a_cache_as_without(kv_heads):
     attention, x = ChosenAttention(3, 2, causal=True), normal(2, 9, 16)
@@ -251,6 +260,8 @@ test_wrong_numbers = each_refused(ValueError, {
     f"weights: {WRONG((5, 4), (1, 4))}": lambda: indexer_loss(text, text[:1]),
     f"gates: {WRONG((5, 3), (5, 1))}": lambda: three_branches(*[text] * 3, text[:, :1]),
     f"gates: {WRONG((5, 3), (1, 3))}": lambda: three_branches(*[text] * 3, text[:1, :3]),
+    f"key: {WRONG((1, 4), (5, 4))}":
+        lambda: three_branches(text[:1], text, text, text[:1, :3]),
     "window: …, got 0": lambda: three_branches(*[text] * 3, text[:, :3], window=0),
 })  # fmt: skip
 test_wrong_kinds = each_refused(TypeError, {
