@@ -153,7 +153,8 @@ class ChosenAttention(BaseAttention):
 
     Raises:
         TypeError, ValueError: block or keep below 1; a flag or a scale that is none; when
-            it is called, a mask by which a query sees more than keep blocks in part.
+            it is called, a mask by which a query sees more than keep blocks in part, or a
+            score's answer of another dtype or shape.
 
     Source: chapter 31, eq-chosen-output; Tang et al. (2024); Yuan et al. (2025).
     """
@@ -182,7 +183,9 @@ class ChosenAttention(BaseAttention):
         added = F.pad(added, (0, -key.shape[-2] % self.block), value=-torch.inf)
         added = added.unflatten(-1, (-1, self.block))
         keys, values = in_blocks(key, self.block), in_blocks(value, self.block)
-        chosen = choose_blocks(self.score(query, keys), added, self.keep)
+        scores = self.score(query, keys)
+        require_beside(query, "score", scores, (*query.shape[:-1], keys.shape[-3]))
+        chosen = choose_blocks(scores, added, self.keep)
         output = attend_chosen(query, keys, values, added, chosen)
         return output if empty is None else output.masked_fill(empty, 0.0)
 
@@ -275,7 +278,8 @@ def three_branches(
         window: how many keys the last branch sees, the token's own among them.
 
     Raises:
-        TypeError, ValueError: gates of another dtype, shape or device; a size below 1.
+        TypeError, ValueError: gates of another dtype, shape or device; fewer queries than
+            keys; a size below 1.
 
     Source: chapter 31, eq-three-branches; Yuan et al. (2025), with means for their network.
     """

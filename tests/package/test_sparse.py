@@ -262,6 +262,10 @@ test_wrong_numbers = each_refused(ValueError, {
     f"gates: {WRONG((5, 3), (1, 3))}": lambda: three_branches(*[text] * 3, text[:1, :3]),
     f"key: {WRONG((1, 4), (5, 4))}":
         lambda: three_branches(text[:1], text, text, text[:1, :3]),
+    f"score: {WRONG((5, 2), (5, 1))}":
+        lambda: ChosenAttention(4, 1, lambda q, k: q[:, :1])(*[text] * 3),
+    f"score: {WRONG((2, 3, 5, 2), (5, 2))}":
+        lambda: ChosenAttention(4, 1, lambda q, k: q[0, 0, :, :2])(x, x, x),
     "window: …, got 0": lambda: three_branches(*[text] * 3, text[:, :3], window=0),
 })  # fmt: skip
 test_wrong_kinds = each_refused(TypeError, {
