@@ -28,6 +28,8 @@ from attnlib import (
 from attnlib.linear import LinearAttention
 from attnlib.multi_head import split_heads
 from attnlib.parallel import HeadAttention, RingAttention
+from attnlib.programs import ProgramAttention
+from attnlib.sparse import ChosenAttention
 from attnlib.testing import check_attention
 from drawn import close, each_refused, normal, refuses
 
@@ -76,6 +78,10 @@ FACTORIES = {
     "flash, causal": (partial(attnlib.FlashAttention, causal=True, block_size=2), ANY),
     "linear": (LinearAttention, ANY),
     "linear, causal": (partial(LinearAttention, causal=True, piece=2), ANY),
+    "chosen keys": (partial(ChosenAttention, 3, 50), ANY),
+    "chosen keys, causal": (partial(ChosenAttention, 3, 50, causal=True), ANY),
+    "programs": (partial(ProgramAttention, block_size=5), ANY),
+    "programs, causal": (partial(ProgramAttention, block_size=5, causal=True), ANY),
     "ring of one, causal": (partial(RingAttention, causal=True), ANY),
     "heads of one rank, causal": (partial(HeadAttention, causal=True), ((3,), (2, 2))),
 }
