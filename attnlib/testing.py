@@ -1,5 +1,5 @@
 # Made from book/A_contract.ipynb by tools/bookkit; see CONTRIBUTING.md.
-"""The conformance suites: does a class keep the contract of an attention, or of a cache?
+"""The conformance suites: is the contract of an attention, cache or state kept?
 
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from attnlib.base import BaseAttention
 from attnlib.checks import CacheLike
 from attnlib.multi_head import MultiHeadAttention
+
+Reading = Callable[..., tuple[Tensor, Tensor]]
 
 
 def random_inputs(
@@ -625,3 +627,161 @@ def check_cache(
         if window is None:
             check_truncate(factory, dimensions)
             check_cache_refusals(factory, dimensions)
+
+
+def random_tokens(
+    leading: tuple[int, ...], steps: Iterable[str] = (), seed: int = 0
+) -> dict[str, Tensor]:
+    """Seven tokens in float64: what `linear_attention` takes, and steps of 0 to 1.
+
+    Source: the contract, appendix A.
+    """
+    query, key, value = random_inputs(leading, 7, 7, seed)
+    key = key / key.norm(dim=-1, keepdim=True)  # so that nothing grows without end
+    decays, _, others = random_inputs(leading, 7, 7, seed + 1)
+    tokens = {"query": query, "key": key, "value": value}
+    tokens["log_decay"] = -decays[..., 0].abs()
+    return tokens | {name: others[..., i].sigmoid() for i, name in enumerate(steps)}
+
+
+def part_of(tokens: dict[str, Tensor], start: int, end: int) -> dict[str, Tensor]:
+    """The tokens from start to end.
+
+    Source: the contract, appendix A.
+    """
+    counted = tokens["log_decay"].dim() - 1
+    return {name: x.narrow(counted, start, end - start) for name, x in tokens.items()}
+
+
+def assert_same_reading(
+    found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], when: str
+) -> None:
+    """Outputs and state are equal to round-off.
+
+    Source: the contract, appendix A.
+    """
+    for name, x, y in zip(("outputs", "state"), found, expected, strict=True):
+        assert x.shape == y.shape, f"{when}: {name} of shape {tuple(x.shape)}"
+        assert_close(x, y, f"{when}: {name} differ")
+
+
+def check_cuts(read: Reading, tokens: dict[str, Tensor]) -> None:
+    """However a text is cut, outputs and state are the same; nothing given is changed."""
+    whole = read(**tokens, piece=7)
+    for piece in (1, 2, 3, 64):
+        assert_same_reading(read(**tokens, piece=piece), whole, f"in pieces of {piece}")
+    nothing = torch.zeros_like(whole[1])
+    assert_same_reading(read(**tokens, state=nothing), whole, "with a state of zeros")
+    for cut in range(8):
+        first, second = part_of(tokens, 0, cut), part_of(tokens, cut, 7)
+        before, state = read(**first)
+        given = {name: x.clone() for name, x in {**second, "state": state}.items()}
+        after, end = read(**second, state=state)
+        found = torch.cat((before, after), dim=-2), end
+        assert_same_reading(found, whole, f"in two calls, cut after {cut}")
+        for name, x in {**second, "state": state}.items():
+            assert torch.equal(x, given[name]), f"{name} was written to"
+
+
+def check_later(read: Reading, tokens: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Each token sees itself, and none that is later."""
+    output, _ = read(**tokens)
+    for i in range(7):
+        counted = tokens["log_decay"].dim() - 1
+        kept, others = part_of(tokens, 0, i + 1), part_of(other, i + 1, 7)
+        changed = {name: torch.cat((x, others[name]), counted) for name, x in kept.items()}
+        found = read(**changed)[0][..., : i + 1, :]
+        assert_close(found, output[..., : i + 1, :], f"token {i} or one before sees later")
+        value = tokens["value"].clone()
+        value[..., i, :] += 3.0
+        found = read(**tokens | {"value": value})[0][..., i, :]
+        blind = torch.allclose(found, output[..., i, :])
+        assert not blind, f"token {i} does not see itself"
+
+
+def check_new_text(read: Reading, tokens: dict[str, Tensor]) -> None:
+    """A log decay of -inf begins anew; without decays nothing fades."""
+    for start in range(7):
+        decays = tokens["log_decay"].clone()
+        decays[..., start] = -torch.inf
+        output, state = read(**tokens | {"log_decay": decays})
+        alone = read(**part_of(tokens, start, 7))
+        found = output[..., start:, :], state
+        assert_same_reading(found, alone, f"token {start} has a log decay of -inf")
+    still = read(**tokens | {"log_decay": torch.zeros_like(tokens["log_decay"])})
+    assert_same_reading(read(**tokens | {"log_decay": None}), still, "without decays")
+
+
+def check_state_numbers(
+    read: Reading, tokens: dict[str, Tensor], dtypes: Iterable[torch.dtype]
+) -> None:
+    """Gradients equal finite differences; a state is kept in float32 at least."""
+    state = read(**tokens)[1].detach()
+    inputs = {**tokens, "state": state}
+    right = torch.autograd.gradcheck(
+        lambda *x: read(**dict(zip(inputs, x, strict=True)), piece=3),
+        [x.clone().requires_grad_() for x in inputs.values()],
+        raise_exception=False,
+        fast_mode=True,  # in one random direction: a tenth of the time
+    )
+    assert right, "the gradient differs from finite differences"
+    for dtype in dtypes:
+        short = {name: x.to(dtype) for name, x in tokens.items()}
+        exact = read(**{name: x.double() for name, x in short.items()})
+        wide = torch.promote_types(dtype, torch.float32)
+        for name, x, y, kind in zip(
+            ("outputs", "state"), read(**short), exact, (dtype, wide), strict=True
+        ):
+            assert x.dtype == kind, f"of {dtype}, {name} have {x.dtype}, not {kind}"
+            near = 16 * torch.finfo(kind).eps
+            close = torch.allclose(x.double(), y, rtol=near, atol=near)
+            assert close, f"of {dtype}, {name} are further from float64 than rounding"
+
+
+def check_state_refusals(read: Reading, tokens: dict[str, Tensor]) -> None:
+    """What would be broadcast, transposed or rounded is refused by name."""
+    state = read(**tokens)[1]
+    cases = [
+        ("state", state.mT, ValueError),
+        ("state", state[..., :1], ValueError),
+        ("state", state[None], ValueError),
+        ("state", state.long(), TypeError),
+        ("piece", 0, ValueError),
+        ("piece", 2.5, TypeError),
+        ("piece", True, TypeError),
+    ]
+    one = part_of(tokens, 0, 1)  # token, where there are seven keys
+    cases += [(name, one[name], ValueError) for name in list(one)[2:]]
+    for name, given, expected in cases:
+        what = tuple(given.shape) if isinstance(given, Tensor) else given
+        refused(lambda x={**tokens, name: given}: read(**x), expected, name, f"{what}")
+
+
+def check_state(
+    read: Reading,
+    steps: Iterable[str] = (),
+    leading: Iterable[tuple[int, ...]] = ((), (3,), (2, 4)),
+    dtypes: Iterable[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16),
+) -> None:
+    """Puts a function that reads tokens into a state through what a model relies on.
+
+    Args:
+        read: takes `query`, `key`, `value`, `log_decay`, `state` and `piece` by name and
+            returns outputs and state, as `linear_attention` does.
+        steps: names of what else it takes, a number of 0 to 1 for each token, as `beta`
+            of `delta_rule`.
+        leading: the leading dimensions to try, usually (batch, heads).
+        dtypes: what to try besides float64.
+
+    Raises:
+        AssertionError: names what is broken.
+
+    Source: the contract, appendix A; chapters 29 and 30.
+    """
+    for dimensions in leading:
+        tokens, other = (random_tokens(dimensions, steps, seed) for seed in (0, 2))
+        check_cuts(read, tokens)
+        check_later(read, tokens, other)
+        check_new_text(read, tokens)
+        check_state_numbers(read, tokens, dtypes)
+        check_state_refusals(read, tokens)
