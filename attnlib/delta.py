@@ -170,7 +170,7 @@ class GatedDeltaAttention(GatedLinearAttention):
         beta_proj: a `Projection` from a token to a number for each head, whose logistic
             function says how much of the difference is made up for; at first about half.
 
-    Source: chapter 30, eq-gated-delta; Yang et al. (2025), without their convolutions.
+    Source: chapter 30, eq-gated-delta; Yang et al. (2025), of whose layer it is the rule.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, piece: int = 64) -> None:

@@ -195,8 +195,8 @@ class LinearAttention(BaseAttention):
             composes with any mask.
         piece: tokens that are read at once where no weights are asked for.
 
-    Without weights, and without a mask that differs from query to query, the work grows
-    with the number of tokens and not with its square.
+    Without weights, and with no mask or a boolean one that is the same for all queries,
+    the work grows with the number of tokens and not with its square.
 
     Raises:
         TypeError: feature can't be called, causal is no truth value, or piece no whole

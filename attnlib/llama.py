@@ -426,7 +426,7 @@ def llama_config(config: Mapping[str, Any]) -> LlamaConfig:
     Source: chapter 21.
     """
     family = config.get("model_type")
-    fixed = FIXED | {"model_type": tuple(FAMILIES)}
+    fixed = {"model_type": tuple(FAMILIES)} | FIXED  # of another family, that is told
     if family == "mistral":
         fixed |= {"attention_bias": (False,)}
     refuse_unknown_config(config, NEEDED, fixed, READ + FAMILIES.get(family, WINDOWED))

@@ -107,6 +107,15 @@ def refuse_unknown_config(
 
     Source: chapter 20.
     """
+    for name, known in fixed.items():
+        value = config.get(name)
+        good = any(value == x and type(value) is type(x) for x in known)
+        if name in config and not good:
+            wanted = " or ".join(map(repr, known))
+            raise ValueError(
+                f"config.json: expected {name} = {wanted}, got {value!r}, which is not "
+                "supported"
+            )
     for name, types in needed.items():
         if config.get(name) is None:
             raise ValueError(f"config.json: expected {name}, which is missing")
@@ -119,14 +128,7 @@ def refuse_unknown_config(
         if isinstance(value, int) and value > LARGEST:
             raise ValueError(f"config.json: expected {name} up to {LARGEST}, got {value}")
     for name, value in config.items():
-        if name in fixed:
-            if not any(value == good and type(value) is type(good) for good in fixed[name]):
-                wanted = " or ".join(map(repr, fixed[name]))
-                raise ValueError(
-                    f"config.json: expected {name} = {wanted}, got {value!r}, which is "
-                    "not supported"
-                )
-        elif value is not None and name not in (*needed, *ignored, *NOTES):
+        if value is not None and name not in (*fixed, *needed, *ignored, *NOTES):
             raise ValueError(
                 f"config.json: {name} = {value!r} is unknown here, and might change what "
                 f"the model computes; if it does not, pass ignore=[{name!r}]"

@@ -28,7 +28,9 @@ def in_blocks(
 
     Source: chapter 31, eq-block-weight.
     """
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % size)).unflatten(-2, (-1, size))
+    missing = -x.shape[-2] % size
+    full = F.pad(x, (0, 0, 0, missing)) if missing else x  # to pad by 0 would copy
+    return full.unflatten(-2, (-1, size))
 
 
 def mean_scores(
@@ -115,9 +117,10 @@ def take_blocks(
 
     Source: chapter 31, eq-chosen-output.
     """
-    rows = torch.take_along_dim(blocks.flatten(-2), chosen.flatten(-2)[..., None], dim=-2)
-    taken = rows.unflatten(-1, blocks.shape[-2:]).unflatten(-3, chosen.shape[-2:])
-    return taken.flatten(-3, -2)
+    heads = blocks.reshape(-1, *blocks.shape[-3:])
+    head = torch.arange(len(heads), device=blocks.device)[:, None, None]
+    rows = heads[head, chosen.reshape(-1, *chosen.shape[-2:])]  # copies whole blocks
+    return rows.reshape(*chosen.shape[:-1], -1, blocks.shape[-1])
 
 
 def attend_chosen(
@@ -221,7 +224,7 @@ def index_scores(
     """What an indexer says of each pair: how much the query wants the key.
 
     Args:
-        query: of a few small heads.
+        query: of the indexer's heads.
         key: one for all heads.
         weight: of each head, for each query.
 

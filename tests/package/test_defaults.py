@@ -54,6 +54,7 @@ OTHERS = {
     **{"ChosenAttention": {"keep": 16}, "three_branches": {"keep": 16}},
     "check_attention": {"leading": ((), (3,), (2, 2))},
     "check_cache": {"leading": ((), (3,), (2, 4))},
+    "check_state": {"leading": ((), (3,), (2, 4))},
 }
 
 

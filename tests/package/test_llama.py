@@ -182,12 +182,16 @@ def test_the_whole_model_goes_to_a_device(tmp_path):
 
 CONFIG = SIZES | {"model_type": "llama", "rms_norm_eps": 1e-5}
 MISTRAL, QWEN = {"model_type": "mistral"}, {"model_type": "qwen2"}
+# A model of states and softmax: its family is told before all else that it asks for.
+MIXED = {"attention_bias": False, "linear_conv_kernel_dim": 4, "decoder_sparse_step": 1}
+MIXED |= {"partial_rotary_factor": 0.25, "num_experts": 8, "model_type": "qwen3_next"}
 WINDOWS = QWEN | {"use_sliding_window": True}
 FULL, NEAR = "full_attention", "sliding_attention"
 DYNAMIC, LINEAR = ({"type": kind, "factor": 2.0} for kind in ("dynamic", "linear"))
 REFUSED = [
     ({"model_type": "gemma"}, "model_type = 'llama' or"),
-    ({"model_type": None}, "model_type, which is missing"),
+    (MIXED, "model_type = 'llama' or .*, got 'qwen3_next', which is not supported"),
+    ({"model_type": None}, "model_type = .*, got None"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"logit_softcap": 30.0}, "logit_softcap = 30.0 is unknown"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
