@@ -120,7 +120,8 @@ def take_blocks(
     heads = blocks.reshape(-1, *blocks.shape[-3:])
     head = torch.arange(len(heads), device=blocks.device)[:, None, None]
     rows = heads[head, chosen.reshape(-1, *chosen.shape[-2:])]  # copies whole blocks
-    return rows.reshape(*chosen.shape[:-1], -1, blocks.shape[-1])
+    rows = rows.flatten(-3, -2)
+    return rows.reshape(*chosen.shape[:-1], *rows.shape[-2:])
 
 
 def attend_chosen(

@@ -30,7 +30,7 @@ USUAL = {
     **{"dim": 0, "hops": 1, "problem": "", "pieces": 8, "timeout": 60.0, "keep": 2},
     "wait": 10.0,
     **{"order": "contiguous", "prefix": "", "ignored": (), "after": 2.0},
-    **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64},
+    **{"queries": 4, "keys": 6, "leading": (), "dtype": torch.float64, "steps": ()},
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
     **{"ignore": (), "held": (), "repetition_penalty": 1.0, "stop": ()},
     **{"presence_penalty": 0.0, "difference": 0.0, "file": "config.json"},
