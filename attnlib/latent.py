@@ -130,23 +130,28 @@ class LatentAttention(nn.Module):
         self,
         x: Float[Tensor, "*batch tokens embed_dim"],
         mask: Mask | None = None,
+        need_weights: bool = True,
         cache: CacheLike | None = None,
-        absorb: bool | None = None,
         positions: Int[Tensor, "..."] | int | None = None,
-    ) -> Float[Tensor, "*batch tokens embed_dim"]:
+        absorb: bool | None = None,
+    ) -> tuple[Float[Tensor, "*batch tokens embed_dim"], list[Tensor] | None]:
         """Attends from N tokens to themselves and the tokens before them.
 
         Args:
             x: tokens (..., N, embed_dim), usually (batch, N, embed_dim).
-            mask: (N, M), or 4-D broadcasting to (batch, heads, N, M), as for
-                `MultiHeadAttention`.
-            cache: a `KVCache` with what is kept of the tokens before these, in place of
-                keys (..., M, d_latent) and of values (..., M, d_rotary); it gets theirs.
+            mask, need_weights: as for `MultiHeadAttention`.
+            cache: a `KVCache` with what is kept of the tokens before these, as one head
+                with keys (..., 1, M, d_latent) and values (..., 1, M, d_rotary); it gets
+                theirs.
             absorb: whether to attend to what is kept itself, without making keys and values
                 of it; `None` chooses what takes fewer FLOPs.
             positions: where the tokens stand, integers (N,) or (batch, N), or the first of
                 N in a row; `None` means behind those in the cache. Sequences of different
                 length need theirs, and a mask that hides what stands in front of them.
+
+        Returns:
+            Output of the shape of x, and a list with the weights (..., N, M) of each head;
+            `None` if nobody needs them.
 
         Raises:
             TypeError: a tensor of the wrong or a mixed dtype.
@@ -169,14 +174,16 @@ class LatentAttention(nn.Module):
         q_r = self.rotary(split_heads(self.q_rotary_proj(x), self.num_heads), each)
         c, r = self.down_proj(x), self.rotary(self.k_rotary_proj(x), positions)
         if cache is not None:
-            c, r = cache.append(c, r)
+            held = cache.append(c.unsqueeze(-3), r.unsqueeze(-3))  # as of one head
+            c, r = (rows.squeeze(-3) for rows in held)
         if absorb is None:
             widths = 1 / q.shape[-1] - 1 / self.d_latent
             absorb = 1 / x.shape[-2] - 1 / c.shape[-2] > widths
         up_k, up_v = self.k_up_proj.W, self.v_up_proj.W
         make = absorbed_heads if absorb else plain_heads
         q, k, v = make(torch.cat([q, q_r], dim=-1), c, r, up_k, up_v)
-        o, _ = self.attention(q, k, v, mask, need_weights=False, enable_gqa=absorb)
+        o, weights = self.attention(q, k, v, mask, need_weights, enable_gqa=absorb)
         if absorb:
             o = torch.einsum("...hnc,chd->...hnd", o, blocks_of(up_v, self.num_heads))
-        return self.out_proj(merge_heads(o))
+        per_head = None if weights is None else list(weights.unbind(dim=-3))
+        return self.out_proj(merge_heads(o)), per_head

@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlib import (
     FlashAttention,
     KVCache,
+    LanguageModel,
     LatentAttention,
     LearnedBiasAttention,
     MultiHeadAttention,
@@ -22,9 +24,11 @@ from attnlib import (
     add_sink,
     flash_attention,
     rotate,
+    speculate,
 )
 from attnlib.base import repeat_heads
 from attnlib.multi_head import merge_heads, split_heads
+from attnlib.serving import Server
 from attnlib.testing import check_cache
 from drawn import (
     Largest,
@@ -457,16 +461,16 @@ def latent_by_formula(layer, x, mask=None):
 def test_latent_attention_against_its_formula(absorb):
     layer, x = latent(), normal(2, 7, 12)
     expected = torch.stack([latent_by_formula(layer, row) for row in x])
-    close(layer(x, absorb=absorb), expected)
-    close(layer(x[0], absorb=absorb), expected[0])
+    close(layer(x, absorb=absorb)[0], expected)
+    close(layer(x[0], absorb=absorb)[0], expected[0])
     mask = normal(7, 7, seed=1) > -0.5
     expected = torch.stack([latent_by_formula(layer, row, mask) for row in x])
-    close(layer(x, mask, absorb=absorb), expected)
-    close(layer(x, mask[None, None], absorb=absorb), expected)
+    close(layer(x, mask, absorb=absorb)[0], expected)
+    close(layer(x, mask[None, None], absorb=absorb)[0], expected)
     for sizes in ([7], [1] * 7, [3, 1, 3]):
-        cache, whole = KVCache(7), layer(x)
+        cache, (whole, _) = KVCache(7), layer(x)
         with torch.no_grad():
-            parts = [layer(p, cache=cache, absorb=absorb) for p in x.split(sizes, dim=1)]
+            parts = [layer(p, cache=cache, absorb=absorb)[0] for p in x.split(sizes, dim=1)]
         close(torch.cat(parts, dim=1), whole)
         assert cache.nbytes == 8 * 2 * 7 * (5 + 2)
 
@@ -476,12 +480,12 @@ def test_both_forms_have_the_same_gradients():
     d_output = normal(2, 4, 12, seed=2)
     wanted = (x, *layer.parameters())
     one, two = (
-        torch.autograd.grad(layer(x, absorb=absorb), wanted, d_output)
+        torch.autograd.grad(layer(x, absorb=absorb)[0], wanted, d_output)
         for absorb in (True, False)
     )
     close(one, two)
     assert len(one) == 8 and all(g.abs().max() > 0 for g in one)
-    assert torch.autograd.gradcheck(layer, (x,), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x)[0], (x,), fast_mode=True)
 
 
 @pytest.mark.parametrize("new", [1, 2, 5, 6, 8])
@@ -494,11 +498,48 @@ def test_of_the_two_forms_the_one_with_fewer_flops_is_taken(new):
             if new < 8:
                 layer(x[:, :-new], cache=cache)
             with FlopCounterMode(display=False) as counted:
-                layer(x[:, -new:], cache=cache, absorb=absorb)
+                layer(x[:, -new:], None, False, cache, absorb=absorb)
         return counted.get_total_flops()
 
     absorbed, plain = flops(True), flops(False)
     assert absorbed != plain and flops(None) == min(absorbed, plain)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_latent_attention_stands_in_a_model(positions):
+    """Written with caches, padded, by a server, drafted: the text is the same."""
+    torch.manual_seed(0)
+    model = LanguageModel(50, 64, 24, 3, 2, positions=positions).double().eval()
+    for block in model.blocks:
+        block.attention = LatentAttention(24, 3, 5, 2).double()
+    ids = torch.randint(50, (2, 5))
+
+    def write(ids, **options):
+        draws = [torch.Generator().manual_seed(seed) for seed in range(2)]
+        return model.generate(ids, 12, generator=draws, **options)
+
+    expected = write(ids)
+    assert torch.equal(write(ids, cache=True), expected)
+    padded = torch.stack([F.pad(ids[0], (3, 0)), torch.cat([ids[1, :3], ids[1]])])
+    mixed = write(padded, cache=True, padding=[3, 0])
+    assert torch.equal(mixed[0, 3:], expected[0])
+    server = Server(model, pages=20, page_size=4)
+    draws = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    texts = [server.submit(x, 12, generator=g) for x, g in zip(ids, draws, strict=True)]
+    list(server.run())
+    assert [text.ids for text in texts] == expected.tolist()
+    drafted = speculate(model, ids[0], 12, temperature=0.0)
+    assert torch.equal(drafted, model.generate(ids[0], 12, temperature=0.0))
+    _, weights = model(ids, return_weights=True)
+    assert [len(heads) for heads in weights] == [3, 3]
+    close(weights[0][2].sum(dim=-1), torch.ones(2, 5).double())
+    caches = [KVCache(9) for _ in model.blocks]
+    with torch.no_grad():
+        model(ids, cache=caches)
+        for cache in caches:
+            cache.select(torch.tensor([1, 0, 1]))
+        again = model(ids[[1, 0, 1], :1], cache=caches)
+    close(again[0], again[2])
 
 
 def test_latent_attention_keeps_its_numbers():
@@ -506,7 +547,8 @@ def test_latent_attention_keeps_its_numbers():
     assert (layer.d_latent, layer.d_rotary, layer.rotary.base) == (5, 2, 500.0)
     sizes = (12 * 12, 12 * 6, 12 * 5, 12 * 2, 2 * 5 * 12, 12 * 12)
     assert sum(p.numel() for p in layer.parameters()) == sum(sizes)
-    assert layer(x).dtype == torch.float32 and layer.half()(x.half()).dtype == torch.float16
+    assert layer(x)[0].dtype == torch.float32
+    assert layer.half()(x.half())[0].dtype == torch.float16
 
 
 def without_gradients(cache):

@@ -53,7 +53,9 @@ def absorbed_heads(query, c, r, up_k, up_v):
 
 # latent.LatentAttention
 class LatentAttention:
-    def forward(self, x, mask=None, cache=None, absorb=None, positions=None):
+    def forward(
+        self, x, mask=None, need_weights=True, cache=None, positions=None, absorb=None
+    ):
         h, d_k = self.num_heads, self.embed_dim // self.num_heads
         at = positions
         if at is None:
@@ -64,16 +66,18 @@ class LatentAttention:
         query = torch.cat([still, self.rotary(turned, each)], dim=-1)
         kept = self.down_proj(x), self.rotary(self.k_rotary_proj(x), at)
         if cache is not None:
-            kept = cache.append(*kept)
+            one_head = [rows[..., None, :, :] for rows in kept]
+            kept = [rows[..., 0, :, :] for rows in cache.append(*one_head)]
         if absorb is None:
             n, m = x.shape[-2], kept[0].shape[-2]
             absorb = (m - n) * d_k * self.d_latent > n * m * (self.d_latent - d_k)
         matrices = self.k_up_proj.W, self.v_up_proj.W
         if absorb:
             heads = absorbed_heads(query, *kept, *matrices)
-            mixed, _ = self.attention(*heads, mask, need_weights=False, enable_gqa=True)
+            mixed, p = self.attention(*heads, mask, need_weights, enable_gqa=True)
             mixed = mixed @ matrices[1].unflatten(-1, (h, d_k)).transpose(0, 1)
         else:
             heads = plain_heads(query, *kept, *matrices)
-            mixed, _ = self.attention(*heads, mask, need_weights=False)
-        return self.out_proj(mixed.transpose(-3, -2).flatten(-2))
+            mixed, p = self.attention(*heads, mask, need_weights)
+        each = [p[..., a, :, :] for a in range(h)] if need_weights else None
+        return self.out_proj(mixed.transpose(-3, -2).flatten(-2)), each
