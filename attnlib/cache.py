@@ -223,6 +223,13 @@ class WindowCache:
             )
         self.length, self.first = length, self.first if length else 0
 
+    def select(self, rows: Int[Tensor, " chosen"]) -> None:
+        """Keeps these sequences of the batch, in this order; see `KVCache.select`."""
+        require_rows(rows, self.keys)
+        if self.keys is not None:
+            with torch.inference_mode(False):
+                self.keys, self.values = self.keys[rows], self.values[rows]
+
     def __repr__(self) -> str:
         return f"WindowCache(window={self.window}), {self.length} tokens"
 

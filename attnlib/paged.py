@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnlib.cache import require_rows
 from attnlib.checks import (
     positive_scale,
     refuse_bad_append,
@@ -597,3 +598,18 @@ class PagedSequences:
         less = len(self) - require_count("length", length, least=0, most=len(self))
         for s in self.handles:
             self.cache.truncate(s, max(0, self.cache.lengths[s] - less))
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> None:
+        """Keeps these sequences, in this order; one that is there twice shares its pages.
+
+        They get new numbers, see `sequences`; the old ones are freed.
+
+        Raises:
+            IndexError, TypeError, ValueError: see `KVCache.select`.
+        """
+        alone = isinstance(self.sequences, int)
+        require_rows(rows, torch.empty(0, 0, 0) if alone else None)
+        chosen = [self.cache.fork(self.handles[row]) for row in rows.tolist()]
+        for s in self.handles:
+            self.cache.free(s)
+        self.sequences = self.handles = chosen

@@ -74,6 +74,7 @@ class Pages:
     Args:
         blocks: how many.
         pages, page_size: see `PagedCache`.
+        window: how many tokens a query sees at most; `None` if it may see all.
 
     Attributes:
         caches: one for each block.
@@ -83,15 +84,18 @@ class Pages:
     Source: chapter 28, eq-shared-beginning; chapter 19, eq-page-owners.
     """
 
-    def __init__(self, blocks: int, pages: int, page_size: int) -> None:
+    def __init__(
+        self, blocks: int, pages: int, page_size: int, window: int | None = None
+    ) -> None:
         self.caches = [PagedCache(pages, page_size) for _ in range(blocks)]
-        self.pages, self.page_size = pages, page_size
+        self.pages, self.page_size, self.window = pages, page_size, window
         self.kept: dict[int, list[int]] = {}
 
     def begin(self, ids: Sequence[int], others: Mapping[int, Sequence[int]]) -> int:
         """The number of a text whose beginning is on full pages of another, if it is."""
         known = {**others, **self.kept}
         shared = {s: common_beginning(ids[:-1], text) for s, text in known.items()}
+        shared = {s: n for s, n in shared.items() if self.has_before(s, n)}
         best = max(shared, key=shared.get, default=None)
         whole = 0 if best is None else shared[best] // self.page_size * self.page_size
         if not whole:
@@ -136,6 +140,35 @@ class Pages:
         del self.kept[number]
         self.free(number)
 
+    def forget(self, number: int) -> None:
+        """Frees the pages that no later token of a text sees, behind its window."""
+        first = 0 if self.window is None else self.length(number) + 1 - self.window
+        for cache in self.caches:
+            table = cache.tables[number]
+            start = min(first // self.page_size, len(table) - 2)  # not one still written on
+            for place in range(start):
+                if table[place] != table[start]:  # which stands there from now on, unseen
+                    cache.owners[table[start]] += 1
+                    cache.release(table[place])
+                    table[place] = table[start]
+
+    def has_before(self, number: int, length: int) -> bool:
+        """Whether a text still has what the token behind so many full pages sees."""
+        table, whole = self.caches[0].tables[number], length // self.page_size
+        gone = table.count(table[0]) - 1 if table else 0
+        return not gone or gone * self.page_size <= whole * self.page_size + 1 - self.window
+
+
+def seen_by(model: nn.Module) -> int | None:
+    """How many tokens the heads of a model see at most; `None` if one sees all.
+
+    Source: chapter 28; chapter 18, eq-window-visible.
+    """
+    heads = [block.attention.attention for block in model.blocks]
+    each = [[*h] if isinstance(h, nn.ModuleList) else [h] for h in heads]
+    windows = {head.window for group in each for head in group}
+    return None if None in windows else max(windows)
+
 
 class Server:
     """Continues many texts with one model, each as if it was the only one.
@@ -173,7 +206,7 @@ class Server:
         if not hasattr(model, "start_writing"):
             raise TypeError(f"model: expected a LanguageModel, got {type(model).__name__}")
         self.model = model
-        self.memory = Pages(len(model.blocks), pages, page_size)
+        self.memory = Pages(len(model.blocks), pages, page_size, seen_by(model))
         self.at_once = require_count("at_once", at_once)
         self.piece = require_count("piece", piece)
         self.waiting: deque[Request] = deque()
@@ -269,6 +302,8 @@ class Server:
                 self.memory.cut(r.sequence, length)
                 r.generator.set_state(state)
             raise
+        for number in numbers:
+            self.memory.forget(number)
         for request, token, over in found:
             request.ids.append(token)
             self.news.append((request, token))

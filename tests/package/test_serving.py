@@ -78,6 +78,8 @@ REQUESTS = st.lists(
 class Load(RuleBasedStateMachine):
     """Requests that come, end, are aborted and interrupted, in any order."""
 
+    model = MODEL
+
     @initialize(
         pages=st.integers(10, 24),
         size=st.integers(3, 5),
@@ -86,7 +88,7 @@ class Load(RuleBasedStateMachine):
         requests=REQUESTS,
     )
     def begin(self, pages, size, at_once, piece, requests):
-        self.server, self.asked = Server(MODEL, pages, size, at_once, piece), []
+        self.server, self.asked = Server(self.model, pages, size, at_once, piece), []
         self.submit(requests)
 
     @rule(requests=REQUESTS)
@@ -122,7 +124,7 @@ class Load(RuleBasedStateMachine):
         def stop(module, args, result):
             raise Stop
 
-        hook = MODEL.blocks[block].register_forward_hook(stop)
+        hook = self.model.blocks[block].register_forward_hook(stop)
         before = [list(request.ids) for request, *_ in self.asked]
         try:
             self.server.step()
@@ -148,13 +150,28 @@ class Load(RuleBasedStateMachine):
             assert most >= 0, "no end"
         require_books(self.server)
         for request, given, options in self.asked:
-            meant = alone(MODEL, *given, **options)
+            meant = alone(self.model, *given, **options)
             part = len(request.ids) if request.over == "aborted" else len(meant)
             assert request.ids == meant[:part]
 
 
 Load.TestCase.settings = settings(max_examples=12, stateful_step_count=8, deadline=None)
 TestLoad = Load.TestCase
+
+
+def near_sighted(window, **options):
+    attention = ScaledDotProductAttention(causal=True, window=window)
+    return small(attention=attention, positions="rotary", **options)
+
+
+class LoadWithAWindow(Load):
+    """Pages behind the window are freed, and what begins alike may be gone."""
+
+    model = near_sighted(5)
+
+
+LoadWithAWindow.TestCase.settings = Load.TestCase.settings
+TestLoadWithAWindow = LoadWithAWindow.TestCase
 
 
 def served(model, prompts, length, **options):
@@ -169,7 +186,7 @@ MODELS = {
     "rotary": lambda: small(positions="rotary"),
     "sinusoidal": lambda: small(positions="sinusoidal"),
     "shared": lambda: small(num_kv_heads=1, positions="rotary"),
-    "window": lambda: small(attention=ScaledDotProductAttention(causal=True, window=5)),
+    "window": lambda: near_sighted(5),
     "gpt2": lambda: GPT2(**TINY, num_layers=2).double().eval(),
     "llama": lambda: Llama(LlamaConfig(**TINY, d_ff=24, num_layers=2)).double().eval(),
 }
@@ -195,6 +212,29 @@ def test_what_begins_alike_is_read_once():
     assert read == [10, 1, 1] and [r.over for r in asked] == ["length"] * 3
     assert len(server.memory.kept) == 3 and len(server.memory.caches[0].unused) == 24
     assert common_beginning([1, 2], [1, 2, 3]) == 2
+
+
+def test_pages_behind_a_window_are_freed():
+    """And a text that needs them does not share; who needs none of them does."""
+    model, start = near_sighted(4), list(range(9))
+    server = Server(model, 8, page_size=3, piece=50)
+    first = server.submit(torch.tensor(start), 6, 0.0)
+    free = []
+    while not first.over:
+        server.step()
+        free.append(len(server.memory.caches[1].unused))
+        require_books(server)
+    # 9 to 14 tokens on pages, of which the next sees those from 6 to 11 on
+    assert free == [6] * 6  # of 8, and never fewer
+    read = []
+    hook = model.register_forward_pre_hook(lambda m, args: read.append(args[0].numel()))
+    for prompt, count in ((start, 9), ([*first.ids[:13], 3], 2)):
+        read.clear()
+        request = server.submit(torch.tensor(prompt), 3, 0.0)
+        list(server.run())
+        assert request.ids == alone(model, prompt, 3, 0, temperature=0.0)
+        assert read[0] == count
+    hook.remove()
 
 
 def test_texts_that_were_not_used_for_longest_are_given_up_first():

@@ -11,6 +11,10 @@ import torch
 from attnlib import (
     KVCache,
     LanguageModel,
+    PagedCache,
+    QuantizedCache,
+    ScaledDotProductAttention,
+    WindowCache,
     as_text,
     log_probabilities,
     sample,
@@ -368,6 +372,43 @@ def test_a_file_of_generation_may_ask_for_too_much(tmp_path):
     file.write_text("[1]")
     with says("generation_config.json: expected an object with names, got a list"):
         read_generation_config(tmp_path)
+
+
+def pages_of(batch):
+    pages = PagedCache(20, 2)
+    return pages.view([pages.open() for _ in range(batch)])
+
+
+@pytest.mark.parametrize("kind", ["whole", "window", "pages", "few bits"])
+def test_beams_go_on_in_any_cache(kind):
+    """Rows are chosen again and again, some twice; then each goes on as alone."""
+    torch.manual_seed(0)
+    heads = ScaledDotProductAttention(causal=True, window=4 if kind == "window" else None)
+    model = LanguageModel(11, 20, 8, 2, 2, attention=heads, positions="rotary").double()
+    make = {
+        "whole": lambda: KVCache(20),
+        "window": lambda: WindowCache(4),
+        "pages": lambda: pages_of(3),
+        "few bits": lambda: QuantizedCache(20, 8, group=16),
+    }[kind]
+    caches, texts = [make() for _ in model.blocks], torch.randint(11, (3, 5))
+    with torch.no_grad():
+        logits = model(texts, cache=caches)[:, -1]
+        for chosen in ([2, 0, 2, 1], [3, 3, 1, 0], [1, 2]):
+            rows, token = torch.tensor(chosen), torch.randint(11, (len(chosen), 1))
+            for held in caches:
+                held.select(rows)
+            texts = torch.cat([texts[rows], token], dim=1)
+            logits = model(token, cache=caches)[:, -1]
+            assert torch.allclose(logits, model(texts)[:, -1])
+    if kind == "pages":
+        pages = caches[0].cache
+        assert {*pages.tables} == {*caches[0].sequences} and len(pages.tables) == 2
+        assert len(pages.unused) == 20 - len({p for t in pages.tables.values() for p in t})
+        with says("rows: expected a cache of a batch"):
+            pages.view(caches[0].sequences[0]).select(torch.tensor([0]))
+        with says("rows: expected a tensor of integers, got list"):
+            caches[0].select([0])
 
 
 def test_a_cache_keeps_the_sequences_that_it_is_told(as_shipped, model):

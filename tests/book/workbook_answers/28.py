@@ -12,6 +12,8 @@ class Pages:
         best, most = None, 0
         for number, text in [*others.items(), *self.kept.items()]:
             alike = common_beginning(ids[: len(ids) - 1], text)
+            if not self.has_before(number, alike):
+                continue
             alike -= alike % self.page_size
             if alike > most:
                 best, most = number, alike
@@ -113,6 +115,8 @@ class Server:
                 self.memory.cut(request.sequence, lengths[request.sequence])
                 request.generator.set_state(states[request.sequence])
             raise
+        for number in numbers:
+            self.memory.forget(number)
         for request, (token, _) in found:
             request.ids.append(token)
             self.news.append((request, token))
