@@ -609,7 +609,8 @@ class PagedSequences:
         """
         alone = isinstance(self.sequences, int)
         require_rows(rows, torch.empty(0, 0, 0) if alone else None)
-        chosen = [self.cache.fork(self.handles[row]) for row in rows.tolist()]
-        for s in self.handles:
+        chosen = [self.handles[row] for row in rows.tolist()]  # or nothing is changed
+        old, chosen = self.handles, [self.cache.fork(s) for s in chosen]
+        for s in old:
             self.cache.free(s)
         self.sequences = self.handles = chosen

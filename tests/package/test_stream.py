@@ -409,6 +409,9 @@ def test_beams_go_on_in_any_cache(kind):
             pages.view(caches[0].sequences[0]).select(torch.tensor([0]))
         with says("rows: expected a tensor of integers, got list"):
             caches[0].select([0])
+        with pytest.raises(IndexError):
+            caches[0].select(torch.tensor([0, 2]))
+        assert len(pages.tables) == 2  # nothing is opened
 
 
 def test_a_cache_keeps_the_sequences_that_it_is_told(as_shipped, model):
