@@ -713,12 +713,15 @@ assert [x.item() for x in empty] == [0.0, 2.0]
 torch.manual_seed(1)
 layer = LatentAttention(8, 2, 4, 2)
 x = torch.randn(1, 5, 8)
-output = layer(x)
+output, weights = layer(x)
 assert output.shape == (1, 5, 8)
-assert torch.allclose(layer(x, absorb=True), layer(x, absorb=False), atol=1e-5)
+assert [head.shape for head in weights] == [(1, 5, 5), (1, 5, 5)]
+assert torch.allclose(weights[1].sum(dim=-1), torch.ones(1, 5))
+absorbed, none = layer(x, need_weights=False, absorb=True)
+assert none is None and torch.allclose(absorbed, layer(x, absorb=False)[0], atol=1e-5)
 other = x.clone()
 other[:, 4] += 1
-assert torch.allclose(layer(other)[:, :4], output[:, :4], atol=1e-5)
+assert torch.allclose(layer(other)[0][:, :4], output[:, :4], atol=1e-5)
 
 # latent.plain_heads
 c, r, query = torch.randn(5, 3), torch.randn(5, 2), torch.randn(2, 4, 6)
