@@ -174,8 +174,7 @@ class LatentAttention(nn.Module):
         q_r = self.rotary(split_heads(self.q_rotary_proj(x), self.num_heads), each)
         c, r = self.down_proj(x), self.rotary(self.k_rotary_proj(x), positions)
         if cache is not None:
-            held = cache.append(c.unsqueeze(-3), r.unsqueeze(-3))  # as of one head
-            c, r = (rows.squeeze(-3) for rows in held)
+            c, r = (y.squeeze(-3) for y in cache.append(c.unsqueeze(-3), r.unsqueeze(-3)))
         if absorb is None:
             widths = 1 / q.shape[-1] - 1 / self.d_latent
             absorb = 1 / x.shape[-2] - 1 / c.shape[-2] > widths
