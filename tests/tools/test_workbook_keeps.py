@@ -71,7 +71,9 @@ class Learner(RuleBasedStateMachine):
         before = self.path.read_bytes() if self.path.exists() else None
         source = f"{NAMES[name]}\nx = {number}"
         Desk(self.folder, "01").ran(SimpleNamespace(info=SimpleNamespace(raw_cell=source)))
-        assert before == (self.path.read_bytes() if self.path.exists() else None)
+        now = self.path.read_bytes() if self.path.exists() else None
+        unchanged = before == now  # in CI, pytest takes minutes to compare the two
+        assert unchanged, "a kernel has written to a notebook"
         self.given.add((name, source))
         assert Workbook(self.folder).store.answers.get(name) == source
 
