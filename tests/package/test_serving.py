@@ -13,7 +13,7 @@ from attnlib import (
     LlamaConfig,
     ScaledDotProductAttention,
 )
-from attnlib.serving import Server, common_beginning
+from attnlib.serving import Pages, Server, common_beginning
 
 WORDS = 11
 
@@ -235,6 +235,31 @@ def test_pages_behind_a_window_are_freed():
         assert request.ids == alone(model, prompt, 3, 0, temperature=0.0)
         assert read[0] == count
     hook.remove()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("window", [2, 4, 7])
+def test_what_the_next_token_sees_is_still_there(size, window):
+    """And of what begins alike, so much as is said, for any number of tokens."""
+    told = set()
+    for count in range(1, 20):
+        memory = Pages(1, 60, size, window)
+        number, cache = memory.begin([], {}), memory.caches[0]
+        rows = torch.arange(count + 1.0)[:, None]
+        cache.append(number, rows[:-1], rows[:-1])
+        memory.forget(number)
+        pages, behind = -(-count // size), (count + 1 - window) // size
+        assert 60 - len(cache.unused) == pages - max(0, min(behind, pages - 2))
+        for shared in range(size, count, size):
+            other = cache.fork(number)
+            memory.cut(other, shared)
+            keys, _ = cache.view(other).append(rows[shared, None], rows[shared, None])
+            right = torch.equal(keys[-window:], rows[: shared + 1][-window:])
+            assert memory.has_before(number, shared) == right
+            told.add(right)
+        keys, _ = cache.view(number).append(rows[-1:], rows[-1:])
+        assert torch.equal(keys[-window:], rows[-window:])
+    assert told == {True, False}
 
 
 def test_texts_that_were_not_used_for_longest_are_given_up_first():
