@@ -5,8 +5,8 @@ a wrong answer to an exercise if its check raises one that says something.
 
 The chapter runs once. A mistake is planted in a fork, before the first cell that it
 changes; of the cells that follow, only those run that the check needs. They must pass
-without the mistake. A label whose comment names code must have a cell among those that
-check it in which that code runs.
+without the mistake, which is seen once for all mistakes in the same cells. A label whose
+comment names code must have a cell among those that check it in which that code runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run by its path
@@ -42,7 +42,9 @@ def patched(stage: Stage, fault: Fault) -> dict[int, str]:
     return new
 
 
-def judge(stage: Stage, fault: Fault) -> tuple[int, Callable[[], str]]:
+def judge(
+    stage: Stage, fault: Fault, unchanged: Callable[..., str]
+) -> tuple[int, Callable[[], str]]:
     """The cell before which a fault is planted, and what then says why it is not caught."""
     if fault.kind != "equation":
         found = [cell.exercise for cell in stage.cells]
@@ -51,7 +53,7 @@ def judge(stage: Stage, fault: Fault) -> tuple[int, Callable[[], str]]:
         first = found.index(fault.subject)
         return first, lambda: unless_caught(stage.attempt_code(fault.answer))
     changes = patched(stage, fault)
-    return min(changes), lambda: unless_seen(stage, fault.subject, changes)
+    return min(changes), lambda: unless_seen(stage, fault.subject, changes, unchanged)
 
 
 def unless_caught(said: str) -> str:
@@ -59,14 +61,16 @@ def unless_caught(said: str) -> str:
     return "" if re.match("caught: .", said) else said
 
 
-def unless_seen(stage: Stage, label: str, changes: dict[int, str]) -> str:
+def unless_seen(
+    stage: Stage, label: str, changes: dict[int, str], unchanged: Callable[..., str]
+) -> str:
     """Empty if a cell that checks the label catches the change; otherwise what happened."""
     first, told = min(changes), []
     for target in range(first, len(stage.cells)):
         if label in stage.cells[target].labels:
             said = stage.attempt(first, target, changes, set(changes))
             if said.startswith("caught"):
-                said = stage.attempt(first, target, {}, set(changes))
+                said = unchanged(first, target, frozenset(changes))
                 if said == "passed":
                     return ""
                 said = f"without the mistake: {said}"
@@ -79,7 +83,8 @@ def act(
 ) -> Iterator[str]:
     """Runs the chapter with each mistake planted in its turn; yields what is wrong."""
     stage = Stage(chapter)
-    plans = [(fault, *judge(stage, fault)) for fault in faults]
+    unchanged = cache(lambda first, target, cells: stage.attempt(first, target, {}, cells))
+    plans = [(fault, *judge(stage, fault, unchanged)) for fault in faults]
     unrun = {(e.label, symbol) for e in chapter.equations for symbol in e.symbols}
     done = 0
     for index, source in enumerate(stage.sources):
