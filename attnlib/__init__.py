@@ -49,7 +49,7 @@ from attnlib.paged import (
 )
 from attnlib.physics_guided import PhysicsGuidedAttention
 from attnlib.projection import Projection
-from attnlib.quantized import QuantizedCache
+from attnlib.quantized import QuantizedCache, QuantizedPages
 from attnlib.rms_norm import RMSNorm
 from attnlib.rotary import RotaryPositions, rotate
 from attnlib.scaled_dot_product import ScaledDotProductAttention, masked_softmax
@@ -135,6 +135,7 @@ __all__ = [
     "speculate",
     # Chapter 27: a smaller cache
     "QuantizedCache",
+    "QuantizedPages",
     # Appendix A: the contract
     "refuse_bad_inputs",
     "testing",

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnlib.cache import require_rows
@@ -21,6 +21,7 @@ from attnlib.checks import (
     refuse_nested,
     require_count,
     require_scale,
+    require_window,
 )
 from attnlib.fused import attend_fused
 from attnlib.split import merge_splits
@@ -185,9 +186,7 @@ class PagedCache:
             key, value = key[None], value[None]
         refuse_bad_batch(key, len(handles))
         if held is None:
-            shape = (self.pages, self.page_size)
-            self.keys = page_memory(key[0], shape, self.keys)
-            self.values = page_memory(value[0], shape, self.values)
+            self.allocate(key[0], value[0])
         return handles, key, value
 
     def room(self, sequences: int | Sequence[int]) -> int:
@@ -210,6 +209,28 @@ class PagedCache:
         writers = Counter(self.tables[s][-1] for s in partial)
         return pages + sum(min(n, self.owners[page] - 1) for page, n in writers.items())
 
+    def allocate(self, key: Tensor, value: Tensor) -> None:
+        """Makes memory for pages of such tokens, (..., N, d), when no page is taken."""
+        shape = (self.pages, self.page_size)
+        self.keys = page_memory(key, shape, self.keys)
+        self.values = page_memory(value, shape, self.values)
+
+    def copy(self, page: int, other: int) -> None:
+        """Puts what is on a page on another one, too."""
+        for memory in (self.keys, self.values):
+            memory[other] = memory[page]
+
+    def write(self, place: Int[Tensor, "batch new"], key: Tensor, value: Tensor) -> None:
+        """Puts (B, ..., N, d) at these places, counted through all pages."""
+        self.keys.flatten(0, 1)[place] = key.movedim(-2, 1)  # (B, N, ..., d)
+        self.values.flatten(0, 1)[place] = value.movedim(-2, 1)
+
+    def read(
+        self, table: PageTable, tokens: Int[Tensor, "... n"]
+    ) -> tuple[Float[Tensor, "batch *heads n d_k"], Float[Tensor, "batch *heads n d_v"]]:
+        """Keys and values of these tokens of each sequence; 0 where there are none."""
+        return gather(self.keys, table, tokens), gather(self.values, table, tokens)
+
     def view(self, sequences: int | Sequence[int]) -> "PagedSequences":
         """These sequences as a cache that attention and a model take; see there."""
         return PagedSequences(self, sequences)
@@ -228,8 +249,7 @@ class PagedCache:
         table, length = self.tables[sequence], self.lengths[sequence]
         if new and length % self.page_size and self.owners[table[-1]] > 1:
             shared, table[-1] = table[-1], self.take()  # copy on write
-            for memory in (self.keys, self.values):
-                memory[table[-1]] = memory[shared]
+            self.copy(shared, table[-1])
             self.release(shared)
         while len(table) * self.page_size < length + new:
             table.append(self.take())
@@ -260,8 +280,7 @@ class PagedCache:
         tokens = old[:, None] + torch.arange(new, device=key.device)
         if new:
             place = places(self.table(handles).pages, tokens, self.page_size)
-            self.keys.flatten(0, 1)[place] = key.movedim(-2, 1)  # (B, N, ..., d)
-            self.values.flatten(0, 1)[place] = value.movedim(-2, 1)
+            self.write(place, key, value)
 
 
 def require_open(
@@ -429,15 +448,14 @@ def table_of(
 
 
 def rows_of(
-    query: Tensor, table: PageTable, heads: tuple[int, ...], causal: bool
+    query: Tensor, table: PageTable, heads: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """The queries of the heads that share keys as rows of one, and the last key of each.
+    """The queries of the heads that share keys as rows of one, and where each stands.
 
     Args:
-        query: shape (B, ..., N, d_k).
+        query: shape (B, ..., N, d_k); query i of sequence b stands at i + M_b - N.
         table: of B sequences.
         heads: those of the keys.
-        causal: query i sees the keys up to i + M_b - N only.
 
     Returns:
         Rows (B, *heads, rows, d_k), and (B, ..., rows, 1).
@@ -446,12 +464,36 @@ def rows_of(
     """
     shape, queries = query.shape, query.shape[-2]
     group = math.prod(shape[1:-2]) // max(1, math.prod(heads))
-    last = table.lengths[:, None] - 1
-    if causal:
-        last = last + torch.arange(1 - queries, 1, device=query.device)
-    last = last.expand(-1, queries).repeat(1, group)
-    last = last.view(shape[0], *[1] * len(heads), group * queries, 1)
-    return query.reshape(shape[0], *heads, group * queries, shape[-1]), last
+    own = table.lengths[:, None] + torch.arange(-queries, 0, device=query.device)
+    own = own.repeat(1, group).view(shape[0], *[1] * len(heads), group * queries, 1)
+    return query.reshape(shape[0], *heads, group * queries, shape[-1]), own
+
+
+def first_seen(
+    table: PageTable, queries: int, window: int | None, size: int
+) -> Int[Tensor, "batch 1"]:
+    """Where reading begins: at the first share of size tokens in which one is seen.
+
+    Source: chapter 19; chapter 18, eq-window-visible.
+    """
+    back = table.lengths[:, None] if window is None else queries + window - 1
+    return (table.lengths[:, None] - back).clamp(min=0) // size * size
+
+
+def seen_tokens(
+    tokens: Int[Tensor, "batch n"],
+    own: Int[Tensor, "batch ... rows 1"],
+    table: PageTable,
+    causal: bool,
+    window: int | None,
+) -> Bool[Tensor, "..."]:
+    """Which of these tokens each row sees, broadcasting to (B, ..., rows, n).
+
+    Source: chapter 19; chapter 1, eq-causal-allowed; chapter 18, eq-window-visible.
+    """
+    j = tokens.view(len(tokens), *[1] * (own.dim() - 2), tokens.shape[-1])
+    seen = j <= (own if causal else table.lengths.view(-1, *[1] * (own.dim() - 1)) - 1)
+    return seen if window is None else seen & ((own - j).abs() < window)
 
 
 def gather(
@@ -480,10 +522,17 @@ def paged_attention(
     sequences: Sequence[int] | PageTable,
     *,
     causal: bool = True,
+    window: int | None = None,
     scale: float | None = None,
     split_size: int | None = None,
+    return_lse: bool = False,
     enable_gqa: bool = False,
-) -> Float[Tensor, "batch *heads queries d_v"]:
+) -> (
+    Float[Tensor, "batch *heads queries d_v"]
+    | tuple[
+        Float[Tensor, "batch *heads queries d_v"], Float[Tensor, "batch *heads queries"]
+    ]
+):
     """Attention of the last N tokens of each sequence to all of its tokens.
 
     Args:
@@ -493,41 +542,47 @@ def paged_attention(
         sequences: the numbers of B open sequences, or their `PageTable`, made once for
             several caches with the same pages.
         causal: query i sees the keys up to i + M_b - N only, M_b the tokens of sequence b.
+        window: it sees those less than so many tokens from there; others are not read.
         scale: factor on the scores; `None` means 1/√d_k.
         split_size: keys in a share, see `split_attention`: the same bits, whatever else is
             in the batch. `None` leaves the order of sums to PyTorch's function.
+        return_lse: whether to return the log-sum-exp too, as `add_sink` takes it; without a
+            split_size, all keys are then one share.
         enable_gqa: whether the query may have more heads than the cache, a multiple:
             neighboring heads then share one.
 
     Returns:
-        Output (B, ..., N, d_v); 0 where a query sees nothing.
+        Output (B, ..., N, d_v), on request the log-sum-exp (B, ..., N), in float32 at
+        least; 0 and -inf where a query sees nothing.
 
     Raises:
-        TypeError: a wrong dtype; sequences or a table that are no whole numbers.
+        TypeError: a wrong dtype; sequences, a table or a window of no whole numbers.
         ValueError: a sequence that is not open, or twice; a table that points outside of
             the pages, or is an older one; another batch, number of heads, width or
-            device; an empty cache.
+            device; an empty cache; a window below 1.
 
     Source: chapter 19, eq-page-place, eq-fixed-split; Kwon et al. (2023).
     """
+    if split_size is not None:
+        require_count("split_size", split_size)
     table = table_of(cache, sequences, query, enable_gqa)
     query, scale = positive_scale(query, require_scale(scale))
-    rows, last = rows_of(query, table, cache.keys.shape[2:-1], causal)
+    rows, own = rows_of(query, table, cache.keys.shape[2:-1])
+    first = first_seen(table, query.shape[-2], require_window(window), split_size or 1)
+    most, d_v = int((table.lengths[:, None] - first).max()), cache.values.shape[-1]
 
-    def read(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        kept = (gather(memory, table, tokens) for memory in (cache.keys, cache.values))
-        return *kept, tokens <= last
+    def read(start: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = first + torch.arange(start, start + count, device=query.device)
+        return *cache.read(table, tokens), seen_tokens(tokens, own, table, causal, window)
 
-    most, d_v = int(table.lengths.max()), cache.values.shape[-1]
-    if split_size is None:
-        read_all = read(torch.arange(most, device=query.device))
-        output = attend_fused(rows, *read_all, causal=False, scale=scale)
-    else:
-        shares = range(0, most, require_count("split_size", split_size))
-        tokens = torch.arange(split_size, device=query.device)
-        splits = (read(start + tokens) for start in shares)
-        output = merge_splits(rows, d_v, splits, scale).output.to(query.dtype)
-    return output.reshape(*query.shape[:-1], d_v)
+    if split_size is None and not return_lse:
+        output = attend_fused(rows, *read(0, most), causal=False, scale=scale)
+        return output.reshape(*query.shape[:-1], d_v)
+    size = split_size or max(1, most)
+    splits = (read(start, size) for start in range(0, most, size))
+    state = merge_splits(rows, d_v, splits, scale)
+    output = state.output.to(query.dtype).reshape(*query.shape[:-1], d_v)
+    return (output, state.lse.reshape(query.shape[:-1])) if return_lse else output
 
 
 class PagedSequences:
@@ -585,9 +640,8 @@ class PagedSequences:
         cache.append(self.sequences, key, value)
         table = cache.table(self.handles)
         tokens = torch.arange(len(self), device=key.device) - self.padding[:, None]
-        kept = (gather(memory, table, tokens) for memory in (cache.keys, cache.values))
         one = isinstance(self.sequences, int)
-        return tuple(x[0] if one else x for x in kept)
+        return tuple(x[0] if one else x for x in cache.read(table, tokens))
 
     def truncate(self, length: int) -> None:
         """Takes so many tokens off the end of each that the longest has `length` left.

@@ -4,6 +4,8 @@
 Derived in chapter 27, "A smaller cache" (book/27_smaller_cache.ipynb).
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 
 from attnlib.cache import require_rows
 from attnlib.checks import refuse_bad_append, require_count
+from attnlib.paged import PagedCache, PageTable, gather
 
 
 def quantize(
@@ -61,6 +64,19 @@ def unpack(
     return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(-2)[..., :d]
 
 
+def require_bits(bits: int) -> int:
+    """Returns the bits of a code, if they are 8, 4 or 2.
+
+    Raises:
+        ValueError: they are not.
+
+    Source: chapter 27.
+    """
+    if isinstance(bits, bool) or bits not in (8, 4, 2):
+        raise ValueError(f"bits: expected 8, 4 or 2, got {bits!r}")
+    return bits
+
+
 class QuantizedCache:
     """Keys and values in few bits: keys in groups of tokens, values token by token.
 
@@ -89,9 +105,7 @@ class QuantizedCache:
     def __init__(self, capacity: int, bits: int = 8, group: int = 32) -> None:
         self.capacity = require_count("capacity", capacity)
         self.group = require_count("group", group)
-        if isinstance(bits, bool) or bits not in (8, 4, 2):
-            raise ValueError(f"bits: expected 8, 4 or 2, got {bits!r}")
-        self.bits, self.length = bits, 0
+        self.bits, self.length = require_bits(bits), 0
         self.recent: tuple[Tensor, Tensor] | None = None  # keys and values in full
         self.stored: tuple[Tensor, ...] | None = None  # of both: codes, least values, steps
 
@@ -178,3 +192,109 @@ class QuantizedCache:
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in (*(self.recent or ()), *(self.stored or ())))
+
+
+class QuantizedPages(PagedCache):
+    """A `PagedCache` in few bits: keys in groups of a page, values token by token.
+
+    A page is stored when its sequence writes again and another full page stands behind it;
+    of several sequences on it, the first one that goes on has it stored. A page that is
+    written on once more is made full again. The kernels can't read these pages.
+
+    Args:
+        pages, page_size: see `PagedCache`.
+        bits: of each number, 8, 4 or 2.
+
+    Attributes:
+        bits: as above.
+        full: keys and values of the pages that are in full, each (page_size, ..., d).
+        nbytes: the bytes that its memory takes.
+
+    Raises:
+        TypeError, ValueError: see `PagedCache`; or bits that are not 8, 4 or 2.
+
+    Source: chapter 27, eq-group-codes; chapter 19, eq-page-place.
+    """
+
+    def __init__(self, pages: int, page_size: int, bits: int = 8) -> None:
+        super().__init__(pages, page_size)
+        self.bits = require_bits(bits)
+        self.full: dict[int, tuple[Tensor, Tensor]] = {}
+        self.stored: list[Tensor] = []  # of keys and values: codes, least values, steps
+
+    def allocate(self, key: Tensor, value: Tensor) -> None:
+        """Memory for the codes of all pages; `keys` and `values` are one page of zeros."""
+        like, self.stored = [], []
+        for x, dim in zip((key, value), QuantizedCache.along, strict=True):
+            like.append(x.new_zeros(1, self.page_size, *x.shape[:-2], x.shape[-1]))
+            codes, *marks = quantize(like[-1].movedim(1, -2), self.bits, dim)
+            parts = pack(codes, self.bits), *marks
+            self.stored += [part.new_zeros(self.pages, *part.shape[1:]) for part in parts]
+        self.keys, self.values = like
+
+    def fill(self, pages: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Keys and values of some pages as ordinary numbers, each (pages, ..., size, d)."""
+        found = []
+        for i, like in enumerate((self.keys, self.values)):
+            parts = [part[list(pages)] for part in self.stored[3 * i : 3 * i + 3]]
+            codes = unpack(parts[0], self.bits, like.shape[-1])
+            found.append(dequantize(codes, *parts[1:]))
+            for at, page in enumerate(pages):
+                if page in self.full:
+                    found[i][at] = self.full[page][i].movedim(0, -2)
+        return found[0], found[1]
+
+    def store(self, pages: Sequence[int]) -> None:
+        """Cuts these pages into few bits."""
+        for i, dim in enumerate(QuantizedCache.along):
+            x = torch.stack([self.full[page][i].movedim(0, -2) for page in pages])
+            codes, *marks = quantize(x, self.bits, dim)
+            new = pack(codes, self.bits), *marks
+            for part, these in zip(self.stored[3 * i : 3 * i + 3], new, strict=True):
+                part[list(pages)] = these
+        for page in pages:
+            del self.full[page]
+
+    def grow(self, sequence: int, new: int) -> None:
+        """Stores what is behind; then as `PagedCache` does."""
+        whole = max(0, self.lengths[sequence] // self.page_size - 1)
+        behind = dict.fromkeys(self.tables[sequence][:whole])
+        if old := [page for page in behind if page in self.full]:
+            self.store(old)
+        super().grow(sequence, new)
+
+    def copy(self, page: int, other: int) -> None:
+        self.full[other] = tuple(x[0].movedim(-2, 0).clone() for x in self.fill([page]))
+
+    def write(self, place: Int[Tensor, "batch new"], key: Tensor, value: Tensor) -> None:
+        pages, slots = place // self.page_size, place % self.page_size
+        for page in pages.unique().tolist():
+            if page not in self.full:
+                self.copy(page, page)
+            here = pages == page
+            for memory, x in zip(self.full[page], (key, value), strict=True):
+                memory[slots[here]] = x.movedim(-2, 1)[here]
+
+    def read(
+        self, table: PageTable, tokens: Int[Tensor, "... n"]
+    ) -> tuple[Float[Tensor, "batch *heads n d_k"], Float[Tensor, "batch *heads n d_v"]]:
+        """Keys and values of these tokens of each sequence; 0 where there are none."""
+        used, places = table.pages.unique(return_inverse=True)
+        table = table._replace(pages=places)
+        key, value = (x.movedim(-2, 1) for x in self.fill(used.tolist()))
+        return gather(key, table, tokens), gather(value, table, tokens)
+
+    def release(self, page: int) -> None:
+        super().release(page)
+        if not self.owners[page]:
+            self.full.pop(page, None)
+
+    def __repr__(self) -> str:
+        made = f"QuantizedPages(pages={self.pages}, page_size={self.page_size}"
+        kept = f"{len(self.tables)} sequences, {len(self.unused)} pages unused"
+        return f"{made}, bits={self.bits}), {kept}"
+
+    @property
+    def nbytes(self) -> int:
+        full = (x for pair in self.full.values() for x in pair)
+        return super().nbytes + sum(x.nbytes for x in (*full, *self.stored))

@@ -10,7 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnlib.checks import positive_scale, require_count, require_scale
+from attnlib.checks import (
+    positive_scale,
+    require_count,
+    require_scale,
+    require_window,
+)
 from attnlib.flash_triton.attention import refusal
 from attnlib.flash_triton.blocks import heads_of, matrix_of, tl, triton
 from attnlib.flash_triton.launch import capability_of, interpreted, launch, padded
@@ -48,8 +53,9 @@ def load_tokens(
 
 @triton.jit
 def paged_step(
-    q, last, keys, values, head, table, at, end, maximum, total, accumulator, to_base_2,
-    D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_K: tl.constexpr, PAGE: tl.constexpr,
+    q, own, last, window, keys, values, head, table, at, end, maximum, total, accumulator,
+    to_base_2, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_K: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     """Takes one block of tokens into the running softmax of a tile of rows.
 
@@ -59,6 +65,7 @@ def paged_step(
     k = load_tokens(keys, head, table, token, end, PAGE, D_K, q.shape[1])
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     seen = (token < end)[None, :] & (token[None, :] <= last)
+    seen &= tl.abs(own - token[None, :]) < window
     scores = tl.where(seen, scores, float("-inf"))
     raised = tl.maximum(maximum, tl.max(scores, 1))
     shift = tl.where(raised == float("-inf"), 0.0, raised) * to_base_2
@@ -74,7 +81,7 @@ def paged_step(
 @triton.jit
 def paged_kernel(
     query, keys, values, table, lengths, parts, levels,
-    heads, group, queries, most, splits, split_size, scale,
+    heads, group, queries, most, splits, split_size, window, scale,
     D_K: tl.constexpr, D_V: tl.constexpr, PADDED_K: tl.constexpr, PADDED_V: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -96,17 +103,18 @@ def paged_kernel(
     column = tl.arange(0, PADDED_K)[None, :]
     down = tl.cast(query_at, tl.int64) * query.row
     q = tl.load(query.pointer + down + column * query.column, mask=column < D_K, other=0.0)
-    last = length - 1  # that a row sees
-    if CAUSAL:
-        last = query_at + length - queries
+    own = query_at + length - queries  # where a row stands
+    last = own if CAUSAL else length - 1  # that it sees
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     accumulator = tl.zeros((ROWS, PADDED_V), tl.float32)
-    end = tl.minimum((split + 1) * split_size, length)
-    for at in range(split * split_size, end, BLOCK_K):
+    start, end = split * split_size, tl.minimum((split + 1) * split_size, length)
+    behind = length - queries + 1 - window - start  # tokens that no row sees
+    start += tl.maximum(behind, 0) // BLOCK_K * BLOCK_K  # blocks begin where they did
+    for at in range(start, end, BLOCK_K):
         maximum, total, accumulator = paged_step(
-            q, last, keys, values, index % heads, table, at, end, maximum, total,
-            accumulator, scale * LOG2E, D_K, D_V, BLOCK_K, PAGE,
+            q, own, last, window, keys, values, index % heads, table, at, end, maximum,
+            total, accumulator, scale * LOG2E, D_K, D_V, BLOCK_K, PAGE,
         )  # fmt: skip
 
     total = tl.where(total == 0.0, 1.0, total)  # then the log-sum-exp is −inf
@@ -121,7 +129,7 @@ def paged_kernel(
 
 @triton.jit
 def fold_kernel(
-    parts, levels, output, splits, D_V: tl.constexpr, PADDED_V: tl.constexpr
+    parts, levels, output, lse, splits, D_V: tl.constexpr, PADDED_V: tl.constexpr
 ):  # fmt: skip
     """Merges the shares of one row, one after the other: empty ones change no bit.
 
@@ -141,7 +149,9 @@ def fold_kernel(
         total = total * old + new
         u = u * old + part * new
         maximum = raised
-    u = u / tl.where(total == 0.0, 1.0, total)
+    total = tl.where(total == 0.0, 1.0, total)  # then the log-sum-exp is −inf
+    tl.store(lse + tl.program_id(0), maximum + tl.log(total))
+    u = u / total
     place = output + tl.cast(tl.program_id(0), tl.int64) * D_V + column
     tl.store(place, u.to(output.dtype.element_ty), mask=column < D_V)
 
@@ -154,8 +164,10 @@ def run_paged(
     causal: bool,
     scale: float,
     split_size: int,
-) -> Tensor:
-    """Output (B, H, N, d_v) for a query (B, H, N, d_k) and pages (P, page_size, H_kv, d).
+    window: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, N, d_v) and log-sum-exp (B, H, N), in the order of rows, for a query
+    (B, H, N, d_k) and pages (P, page_size, H_kv, d).
 
     Source: chapter 19, eq-page-place, eq-fixed-split.
     """
@@ -171,6 +183,7 @@ def run_paged(
     parts = query.new_empty(batch, heads, rows, splits, d_v, dtype=torch.float32)
     levels = query.new_empty(batch, heads, rows, splits, dtype=torch.float32)
     output = query.new_empty(batch, all_heads, queries, d_v)
+    lse = query.new_empty(batch, all_heads, queries, dtype=torch.float32)
     shared = dict(parts=parts, levels=levels, splits=splits)
     shared |= dict(D_V=d_v, PADDED_V=padded(d_v))
     launch(
@@ -179,10 +192,12 @@ def run_paged(
         values=heads_of(values.transpose(1, 2)), table=table.pages.contiguous(),
         lengths=table.lengths.contiguous(), heads=heads, group=group, queries=queries,
         most=most, split_size=split_size, scale=scale, D_K=d_k, PADDED_K=padded(d_k),
-        ROWS=tile, PAGE=size, CAUSAL=causal, **setting,
+        window=2**30 if window is None else min(window, 2**30), ROWS=tile, PAGE=size,
+        CAUSAL=causal, **setting,
     )  # fmt: skip
-    launch(fold_kernel, batch * heads * rows, query.device, **shared, output=output)
-    return output
+    shared |= dict(output=output, lse=lse)
+    launch(fold_kernel, batch * heads * rows, query.device, **shared)
+    return output, lse
 
 
 def paged_attention_triton(
@@ -191,10 +206,17 @@ def paged_attention_triton(
     sequences: Sequence[int] | PageTable,
     *,
     causal: bool = True,
+    window: int | None = None,
     scale: float | None = None,
     split_size: int = 256,
+    return_lse: bool = False,
     enable_gqa: bool = False,
-) -> Float[Tensor, "batch *heads queries d_v"]:
+) -> (
+    Float[Tensor, "batch *heads queries d_v"]
+    | tuple[
+        Float[Tensor, "batch *heads queries d_v"], Float[Tensor, "batch *heads queries"]
+    ]
+):
     """`paged_attention` on a GPU: keys and values are read where they lie.
 
     Programs share the tokens of a sequence, split_size each; as their number does not
@@ -202,12 +224,12 @@ def paged_attention_triton(
 
     Args:
         query: float16, bfloat16 or float32, N small, d_k ≤ 256; else as there.
-        cache, sequences, causal, scale, enable_gqa: as there; d_v ≤ 256, and at most one
-            dimension of heads.
+        cache, sequences, causal, window, scale, return_lse, enable_gqa: as there;
+            d_v ≤ 256, and at most one dimension of heads.
         split_size: tokens of a program.
 
     Returns:
-        Output (B, ..., N, d_v).
+        Output (B, ..., N, d_v), on request the log-sum-exp (B, ..., N), in float32.
 
     Raises:
         RuntimeError: no Triton or no GPU that these kernels can use.
@@ -217,7 +239,11 @@ def paged_attention_triton(
     """
     table = table_of(cache, sequences, query, enable_gqa)
     require_count("split_size", split_size)
+    require_window(window)
     refuse_gradients(query=query)
+    if type(cache).read is not PagedCache.read:
+        got = type(cache).__name__
+        raise TypeError(f"cache: expected a PagedCache with all pages in full, got {got}")
     keys, values = cache.keys, cache.values
     if keys.dim() > 4:
         wanted = "at most one dimension of heads"
@@ -232,5 +258,6 @@ def paged_attention_triton(
         query, keys, values = query.float(), keys.float(), values.float()
     if keys.dim() == 3:
         query, keys, values = query[:, None], keys[:, :, None], values[:, :, None]
-    output = run_paged(query, keys, values, table, causal, scale, split_size)
-    return output.reshape(*shape[:-1], values.shape[-1]).to(dtype)
+    output, lse = run_paged(query, keys, values, table, causal, scale, split_size, window)
+    output = output.reshape(*shape[:-1], values.shape[-1]).to(dtype)
+    return (output, lse.reshape(shape[:-1])) if return_lse else output

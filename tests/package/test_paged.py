@@ -19,6 +19,8 @@ from attnlib import (
     LanguageModel,
     PagedCache,
     PageTable,
+    add_sink,
+    flash_attention,
     padding_mask,
     paged_attention,
     split_attention,
@@ -263,6 +265,41 @@ def test_paged_attention(split_size, queries, causal, heads, all_heads):
     assert torch.equal(alone, torch.zeros(1, *all_heads, queries, 5).double())
 
 
+@pytest.mark.parametrize("split_size", [None, 1, 3, 100])
+@pytest.mark.parametrize(
+    ("window", "causal"), [(1, True), (4, True), (4, False), (50, True)]
+)
+def test_windows_and_sinks(split_size, window, causal):
+    """The output and log-sum-exp of each sequence alone, and what a sink makes of them."""
+    cache, told = filled((5, 19, 1, 0))
+    query, sink = normal(4, 2, 3, 8, seed=3), normal(2, 1, seed=8)
+    given = {"causal": causal, "window": window}
+    options = given | {"split_size": split_size}
+    pair = paged_attention(query, cache, list(told), **options, return_lse=True)
+    close(paged_attention(query, cache, list(told), **options), pair[0])
+    for b, sequence in enumerate(told):
+        alone = flash_attention(query[b], *told[sequence], **given, return_lse=True)
+        for found, expected in zip(pair, alone, strict=True):
+            close(found[b], expected)
+        with_sink = add_sink(*(x[b] for x in pair), sink)
+        close(with_sink[0], add_sink(*alone, sink)[0])
+
+
+@pytest.mark.parametrize("split_size", [None, 3, 4])
+def test_behind_a_window_nothing_is_read(split_size):
+    """Its pages may have gone to others; and the bits are those of a query alone."""
+    cache, told = filled((5, 40), pages=16)
+    query = normal(2, 2, 2, 8)
+    options = {"window": 3, "split_size": split_size}
+    before = paged_attention(query, cache, [0, 1], **options)
+    if split_size:
+        last = paged_attention(query[1:, :, 1:], cache, [1], **options)
+        assert torch.equal(last, before[1:, :, 1:])
+    for memory in (cache.keys, cache.values):  # the first token seen is 36, on page 9
+        memory[cache.tables[1][:9]] = torch.nan
+    assert torch.equal(paged_attention(query, cache, [0, 1], **options), before)
+
+
 @pytest.mark.parametrize("split_size", [None, 4])
 def test_only_what_the_table_says_is_seen(split_size):
     """Not where pages lie, and not NaN in places that hold no token of a sequence."""
@@ -502,6 +539,9 @@ VALUES = {
     "split_size: expected at least 1, got -1": lambda: read((QUERY, [0], False, -1)),
     "value: expected 6 tokens as key…": lambda: split_attention(
         *QKV[:2], QKV[2][:3], split_size=2
+    ),
+    "window: expected None or an integer of at least 1, got 0": lambda: paged_attention(
+        QUERY, filled()[0], [0], window=0
     ),
     "cache: expected keys to look at…": lambda: paged_attention(
         QUERY, PagedCache(2, 2), [0]

@@ -37,8 +37,12 @@ def judge(cache, handles, query, **options):
     for split_size in (7, 256):
         given = dict(split_size=split_size, **options)
         found = paged_attention_triton(query, cache, table, **given)
-        assert found.dtype == query.dtype
-        close(found.double(), wanted, atol=atol, rtol=atol)
+        pairs = [(found, wanted)]
+        if options.get("return_lse"):
+            pairs = [*zip(found, wanted, strict=True)]
+        assert pairs[0][0].dtype == query.dtype
+        for found, expected in pairs:
+            close(found.double(), expected, atol=atol, rtol=atol)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -46,6 +50,25 @@ def judge(cache, handles, query, **options):
 def test_lengths(queries, causal):
     """Among them one shorter than the queries, and one that fills its pages."""
     judge(*filled((5, 33, 1, 16)), query_of(4, 2, queries, 8), causal=causal)
+
+
+@pytest.mark.parametrize("window", [1, 5, 20, 10**12])
+@pytest.mark.parametrize("causal", [True, False])
+def test_windows(window, causal):
+    options = {"window": window, "causal": causal, "return_lse": True}
+    judge(*filled((5, 70, 1, 33)), query_of(4, 2, 3, 8), **options)
+
+
+def test_behind_a_window_nothing_is_read():
+    """But blocks begin where they did: the bits are those of a query alone."""
+    cache, handles = filled((5, 70))
+    query, options = query_of(2, 2, 2, 8), {"window": 3, "split_size": 40}
+    before = paged_attention_triton(query, cache, handles, **options)
+    last = paged_attention_triton(query[1:, :, 1:], cache, handles[1:], **options)
+    assert torch.equal(last, before[1:, :, 1:])
+    for memory in (cache.keys, cache.values):  # the first token seen is 66
+        memory[cache.tables[handles[1]][:10]] = torch.nan
+    assert torch.equal(paged_attention_triton(query, cache, handles, **options), before)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +128,7 @@ def test_what_was_there_before_is_not_seen():
         ({}, (2, 2, 1, 8), {"sequences": [0, 7]}, ValueError,
          "sequences: expected a sequence that is open"),
         ({}, (2, 2, 1, 8), {"sequences": [0]}, ValueError, "query: expected shape"),
+        ({}, (2, 2, 1, 8), {"window": 0}, ValueError, "window: expected None or an"),
         ({}, (2, 2, 1, 8), {"split_size": 0}, ValueError,
          "split_size: expected at least 1"),
         ({"dtype": torch.float64}, (2, 2, 1, 8), {}, TypeError,

@@ -5,7 +5,18 @@ import random
 import pytest
 import torch
 
-from attnlib import KVCache, LanguageModel, QuantizedCache, speculate
+from attnlib import (
+    KVCache,
+    LanguageModel,
+    PagedCache,
+    QuantizedCache,
+    QuantizedPages,
+    ScaledDotProductAttention,
+    paged_attention,
+    paged_attention_triton,
+    speculate,
+)
+from attnlib.checks import require_count
 from attnlib.quantized import dequantize, quantize
 from attnlib.testing import check_cache
 
@@ -24,6 +35,12 @@ def says(words):
 def test_conformance(as_shipped, bits):
     """What it has not stored yet is exact."""
     check_cache(lambda capacity: QuantizedCache(capacity, bits))
+
+    def one_page(capacity):
+        pages = QuantizedPages(1, require_count("capacity", capacity), bits)
+        return pages.view(pages.open())
+
+    check_cache(one_page)
 
 
 def allowed(key, value, bits):
@@ -92,6 +109,77 @@ def test_any_order_of_appends_and_truncations():
             new = pair(1, (3, 3)) if len(plain) else pair(1)
             found, right = ours.append(*new), plain.append(*new)
             assert (found[0] - right[0]).abs().max() < 0.1
+
+
+def test_pages_are_shared_cut_and_given_back_as_in_full():
+    """Beside pages in full: of two numbers in a group, both are at marks, and come back."""
+    for trial in range(40):
+        torch.manual_seed(trial)
+        random.seed(trial)
+        both = PagedCache(30, 2), QuantizedPages(30, 2)
+        alive = [*{cache.open() for cache in both}]
+        for _ in range(40):
+            s, kind, new = random.choice(alive), random.random(), random.randint(0, 5)
+            rows = ((), ())
+            if kind < 0.5 and both[0].room(s) >= new:
+                piece = pair(new, (3,), d_k=4, d_v=2, dtype=torch.float64)
+                rows = [cache.view(s).append(*piece) for cache in both]
+            elif kind < 0.6:
+                length = random.randint(0, both[0].lengths[s])
+                for cache in both:
+                    cache.truncate(s, length)
+            elif kind < 0.75:
+                alive += {cache.fork(s) for cache in both}  # the same number in both
+            elif len(alive) > 1:
+                alive.remove(s)
+                for cache in both:
+                    cache.free(s)
+            for found, right in zip(*rows, strict=True):
+                torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+            assert both[0].tables == both[1].tables and both[0].owners == both[1].owners
+            held = {page for table in both[1].tables.values() for page in table}
+            assert both[1].full.keys() <= held
+        if both[0].keys is not None and any(both[0].lengths.values()):
+            query = torch.randn(len(alive), 3, 1, 4, dtype=torch.float64)
+            found, right = (paged_attention(query, cache, alive) for cache in both)
+            torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+def test_pages_that_are_written_on_once_more():
+    """They are full again, with what was stored, and stored anew later on."""
+    pages, alone = QuantizedPages(9, GROUP, 4), QuantizedCache(30, 4, GROUP)
+    view = pages.view(pages.open())
+    for n in (22, 0):  # the second writes nothing, but stores what is behind
+        piece = pair(n)
+        torch.testing.assert_close(view.append(*piece), alone.append(*piece))
+    assert len(pages.full) == 2
+    for cache in (view, alone):
+        cache.truncate(6)
+    for n in (1, 9, 3, 1):
+        piece = pair(n)
+        for found, right in zip(view.append(*piece), alone.append(*piece), strict=True):
+            assert torch.equal(found, right)
+    pages.free(0)
+    assert not pages.full
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_model_writes_on_pages(window):
+    """Heads that share keys, with positions that turn; in one batch, of one length."""
+    torch.manual_seed(2)
+    heads = ScaledDotProductAttention(causal=True, window=window)
+    model = LanguageModel(
+        11, 60, 16, 2, 2, attention=heads, positions="rotary", num_kv_heads=1
+    ).eval()
+    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    memories = [QuantizedPages(30, GROUP, 8) for _ in model.blocks]
+    views = [memory.view([memory.open(), memory.open()]) for memory in memories]
+    caches = [QuantizedCache(60, 8, GROUP) for _ in model.blocks]
+    found, right = (
+        model.generate(ids, 40, temperature=0.0, cache=held) for held in (views, caches)
+    )
+    assert torch.equal(found, right)
+    assert memories[0].stored[0].any()
 
 
 def test_what_is_returned_is_the_callers():
@@ -163,6 +251,15 @@ def test_refusals(as_shipped):
     }.items():
         with says(words):
             QuantizedCache(*given)
+    with says("bits: expected 8, 4 or 2, got 1"):
+        QuantizedPages(4, 2, 1)
+    pages = QuantizedPages(4, 2, 4)
+    assert pages.nbytes == 0
+    pages.append(pages.open(), *pair(3, (2,)))
+    shown = "QuantizedPages(pages=4, page_size=2, bits=4), 1 sequences, 2 pages unused"
+    assert repr(pages) == shown
+    with says("cache: expected a PagedCache with all pages in full, got QuantizedPages"):
+        paged_attention_triton(torch.ones(1, 2, 1, 7), pages, [0])
     cache = QuantizedCache(10, 2)
     cache.append(*pair(3))
     with says("length: expected between 0 and 3, got 4"):

@@ -813,6 +813,12 @@ wide = (q[:1] @ torch.cat([k[:1], later], 1).mT / 2).softmax(-1) @ torch.cat(
 assert torch.allclose(
     paged_attention(q, cache, handles), torch.cat([wide, plain[1:]]), atol=1e-5
 )
+near = (q[1:] @ k[1:, -2:].mT / 2).softmax(-1) @ v[1:, -2:]
+assert torch.allclose(paged_attention(q, cache, handles, window=2)[1:], near, atol=1e-5)
+shares = paged_attention(q, cache, handles, window=2, split_size=3)
+assert torch.allclose(shares[1:], near, atol=1e-5)
+_, lse = paged_attention(q, cache, handles, return_lse=True)
+assert torch.allclose(lse[1], (q[1] @ k[1].mT / 2).logsumexp(-1), atol=1e-5)
 
 
 # gpt2.gelu_tanh

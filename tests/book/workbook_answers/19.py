@@ -89,8 +89,7 @@ class PagedCache:
             elif self.owners[self.tables[sequence][-1]] != 1:
                 old = self.tables[sequence].pop()
                 page = self.take()
-                self.keys[page].copy_(self.keys[old])
-                self.values[page, :place] = self.values[old, :place]
+                self.copy(page=old, other=page)
                 self.tables[sequence].append(page)
                 self.release(old)
             self.lengths[sequence] += 1
@@ -108,19 +107,20 @@ class PagedCache:
 
 
 # paged.paged_attention
-def paged_attention(query, cache, sequences, *, causal=True, scale=None, split_size=None):
-    def read(tokens):
-        key = gather(cache.keys, table, tokens)
-        value = gather(cache.values, table, tokens)
-        return key, value, ~(tokens > last)
+def paged_attention(query, cache, sequences, *, causal=True, split_size=None):
+    def read(start, count):
+        tokens = torch.stack(
+            [row + i for i in range(start, start + count) for row in first.T]
+        )
+        tokens = tokens.T
+        key, value = (gather(rows, table, tokens) for rows in (cache.keys, cache.values))
+        return key, value, seen_tokens(tokens, own, table, causal, window)
 
-    most, d_v = int(table.lengths.max()), cache.values.shape[-1]
-    everything = torch.arange(most, device=query.device)
-    if split_size is None:
-        output = attend_fused(rows, *read(everything), causal=False, scale=scale)
-    else:
-        starts = range(0, most, require_count("split_size", split_size))
-        one = torch.arange(split_size, device=query.device)
-        splits = (read(start + one) for start in starts)
-        output = merge_splits(rows, d_v, splits, scale).output.to(query.dtype)
-    return output.reshape(*query.shape[:-1], d_v)
+    if not return_lse and split_size is None:
+        found = attend_fused(rows, *read(0, most), causal=False, scale=scale)
+        return found.reshape(*query.shape[:-1], d_v)
+    state = merge_splits(
+        rows, d_v, [read(start, size) for start in range(0, most, size)], scale
+    )
+    output = state.output.to(query.dtype).reshape(*query.shape[:-1], d_v)
+    return (output, state.lse.reshape(query.shape[:-1])) if return_lse else output
