@@ -1,5 +1,8 @@
 """A conversation in a terminal: its cache, its end, its characters, what it is told."""
 
+import html
+import json
+import re
 import runpy
 import sys
 
@@ -9,9 +12,15 @@ import torch
 from drawn import ROOT
 from test_gguf import MODEL
 
+RECORDED = ROOT / "book" / "_static" / "chat.html"
 CHAT = runpy.run_path(str(ROOT / "examples" / "chat.py"))
 REAL = pytest.mark.costly("real/chat", "examples/chat.py")
 QUESTIONS = "Give me three names for a cat.", "Which one is best?"
+
+
+def recorded():
+    """The conversation that the home page shows, as it is marked up there."""
+    return re.search(r"<pre>.*?</pre>", RECORDED.read_text("utf-8"), re.DOTALL)[0]
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +108,16 @@ def test_what_a_template_refuses_is_told_in_a_sentence(monkeypatch, capsys, fres
 
 
 def run(monkeypatch, capsys, words, *given):
-    """What the program prints, and the sentence that it ends with, if it does."""
+    """What stands in the terminal, or the sentence that the program ends with."""
     left = iter(words)
+
+    def ask(prompt):
+        word = next(left)
+        print(prompt + word)
+        return word
+
     monkeypatch.setattr(sys, "argv", ["chat.py", *map(str, given)])
-    monkeypatch.setitem(CHAT["main"].__globals__, "input", lambda prompt: next(left))
+    monkeypatch.setitem(CHAT["main"].__globals__, "input", ask)
     try:
         CHAT["main"]()
     except SystemExit as error:
@@ -116,6 +131,30 @@ def test_the_program(monkeypatch, capsys, talk):
     talk.messages, talk.text = [], []
     given = "--temperature", "0", "--length", "20"
     assert "Luna" in run(monkeypatch, capsys, [QUESTIONS[0], ""], *given)
+
+
+@pytest.mark.costly("real/chat", "examples/chat.py", recorded)
+def test_the_conversation_of_the_home_page_is_what_the_program_prints(
+    monkeypatch, capsys, talk
+):
+    """Each token, too; the likeliest one leads there by 0.14 or more, in the logits."""
+    markup, lengths, answer = recorded(), [], talk.answer
+    command, shown = html.unescape(re.sub(r"<.*?>", "", markup)).split("\n", 1)
+    questions = re.findall(r"<kbd>(.*?)</kbd>", markup)
+
+    def noted(*args, **given):
+        lengths.append([])
+        for words in answer(*args, **given):
+            lengths[-1].append(len(words))
+            yield words
+
+    monkeypatch.setattr(talk, "answer", noted)
+    monkeypatch.setitem(CHAT["main"].__globals__, "Conversation", lambda path, room: talk)
+    talk.messages, talk.text = [], []
+    assert len(questions) == 3 and "examples/chat.py" in command
+    printed = run(monkeypatch, capsys, [*questions, ""], *command.split()[2:])
+    assert printed == f"{shown}\n\n> \n"
+    assert [json.loads(found) for found in re.findall(r'"(\[.*?\])"', markup)] == lengths
 
 
 def test_what_cannot_be_talked_to_is_told_in_a_sentence(monkeypatch, capsys, tmp_path):
