@@ -189,11 +189,11 @@ def measure_writing(
 ) -> dict[str, Any]:
     """Tokens that follow the first ones of a text, the likeliest each."""
     ids = ids[:, : WRITTEN[0]]
+    options = {"max_new_tokens": length, "do_sample": False, "pad_token_id": 0}
+    options["attention_mask"] = torch.ones_like(ids)  # or the first token, 0, is hidden
     calls = {
         "ours": partial(ours.generate, ids, length, 0.0, cache=True),
-        "theirs": partial(
-            theirs.generate, ids, max_new_tokens=length, do_sample=False, pad_token_id=0
-        ),
+        "theirs": partial(theirs.generate, ids, **options),
     }
     same = torch.equal(calls["ours"](), calls["theirs"]())
     times = time_in_turn(calls, rounds, warm=False)
