@@ -470,12 +470,16 @@ def rows_of(
 
 
 def first_seen(
-    table: PageTable, queries: int, window: int | None, size: int
+    table: PageTable, queries: int, window: int | None, split_size: int | None
 ) -> Int[Tensor, "batch 1"]:
-    """Where reading begins: at the first share of size tokens in which one is seen.
+    """Where reading begins: at the first token that is seen, or with its share.
+
+    Raises:
+        TypeError, ValueError: see `paged_attention`.
 
     Source: chapter 19; chapter 18, eq-window-visible.
     """
+    size = 1 if split_size is None else require_count("split_size", split_size)
     back = table.lengths[:, None] if window is None else queries + window - 1
     return (table.lengths[:, None] - back).clamp(min=0) // size * size
 
@@ -527,12 +531,7 @@ def paged_attention(
     split_size: int | None = None,
     return_lse: bool = False,
     enable_gqa: bool = False,
-) -> (
-    Float[Tensor, "batch *heads queries d_v"]
-    | tuple[
-        Float[Tensor, "batch *heads queries d_v"], Float[Tensor, "batch *heads queries"]
-    ]
-):
+) -> Float[Tensor, "batch *heads queries d_v"] | tuple[Tensor, Tensor]:
     """Attention of the last N tokens of each sequence to all of its tokens.
 
     Args:
@@ -563,12 +562,10 @@ def paged_attention(
 
     Source: chapter 19, eq-page-place, eq-fixed-split; Kwon et al. (2023).
     """
-    if split_size is not None:
-        require_count("split_size", split_size)
     table = table_of(cache, sequences, query, enable_gqa)
     query, scale = positive_scale(query, require_scale(scale))
     rows, own = rows_of(query, table, cache.keys.shape[2:-1])
-    first = first_seen(table, query.shape[-2], require_window(window), split_size or 1)
+    first = first_seen(table, query.shape[-2], require_window(window), split_size)
     most, d_v = int((table.lengths[:, None] - first).max()), cache.values.shape[-1]
 
     def read(start: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
