@@ -567,6 +567,7 @@ def paged_attention(
     rows, own = rows_of(query, table, cache.keys.shape[2:-1])
     first = first_seen(table, query.shape[-2], require_window(window), split_size)
     most, d_v = int((table.lengths[:, None] - first).max()), cache.values.shape[-1]
+    size = split_size or max(1, most)
 
     def read(start: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
         tokens = first + torch.arange(start, start + count, device=query.device)
@@ -575,7 +576,6 @@ def paged_attention(
     if split_size is None and not return_lse:
         output = attend_fused(rows, *read(0, most), causal=False, scale=scale)
         return output.reshape(*query.shape[:-1], d_v)
-    size = split_size or max(1, most)
     splits = (read(start, size) for start in range(0, most, size))
     state = merge_splits(rows, d_v, splits, scale)
     output = state.output.to(query.dtype).reshape(*query.shape[:-1], d_v)
