@@ -288,7 +288,7 @@ def test_windows_and_sinks(split_size, window, causal):
 @pytest.mark.parametrize("split_size", [None, 3, 4])
 def test_behind_a_window_nothing_is_read(split_size):
     """Its pages may have gone to others; and the bits are those of a query alone."""
-    cache, told = filled((5, 40), pages=16)
+    cache, _ = filled((5, 40), pages=16)
     query = normal(2, 2, 2, 8)
     options = {"window": 3, "split_size": split_size}
     before = paged_attention(query, cache, [0, 1], **options)
