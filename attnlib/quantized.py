@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from attnlib.cache import require_rows
 from attnlib.checks import refuse_bad_append, require_count
-from attnlib.paged import PagedCache, PageTable, gather
+from attnlib.paged import PagedCache, PageTable, gather, page_memory
 
 
 def quantize(
@@ -222,15 +222,24 @@ class QuantizedPages(PagedCache):
         self.full: dict[int, tuple[Tensor, Tensor]] = {}
         self.stored: list[Tensor] = []  # of keys and values: codes, least values, steps
 
-    def allocate(self, key: Tensor, value: Tensor) -> None:
-        """Memory for the codes of all pages; `keys` and `values` are one page of zeros."""
-        like, self.stored = [], []
-        for x, dim in zip((key, value), QuantizedCache.along, strict=True):
-            like.append(x.new_zeros(1, self.page_size, *x.shape[:-2], x.shape[-1]))
-            codes, *marks = quantize(like[-1].movedim(1, -2), self.bits, dim)
-            parts = pack(codes, self.bits), *marks
-            self.stored += [part.new_zeros(self.pages, *part.shape[1:]) for part in parts]
-        self.keys, self.values = like
+    def grow(self, sequence: int, new: int) -> None:
+        """Stores what is behind; then as `PagedCache` does."""
+        whole = max(0, self.lengths[sequence] // self.page_size - 1)
+        behind = dict.fromkeys(self.tables[sequence][:whole])
+        if old := [page for page in behind if page in self.full]:
+            self.store(old)
+        super().grow(sequence, new)
+
+    def store(self, pages: Sequence[int]) -> None:
+        """Cuts these pages into few bits."""
+        for i, dim in enumerate(QuantizedCache.along):
+            x = torch.stack([self.full[page][i].movedim(0, -2) for page in pages])
+            codes, *marks = quantize(x, self.bits, dim)
+            new = pack(codes, self.bits), *marks
+            for part, these in zip(self.stored[3 * i : 3 * i + 3], new, strict=True):
+                part[list(pages)] = these
+        for page in pages:
+            del self.full[page]
 
     def fill(self, pages: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of some pages as ordinary numbers, each (pages, ..., size, d)."""
@@ -244,27 +253,30 @@ class QuantizedPages(PagedCache):
                     found[i][at] = self.full[page][i].movedim(0, -2)
         return found[0], found[1]
 
-    def store(self, pages: Sequence[int]) -> None:
-        """Cuts these pages into few bits."""
-        for i, dim in enumerate(QuantizedCache.along):
-            x = torch.stack([self.full[page][i].movedim(0, -2) for page in pages])
-            codes, *marks = quantize(x, self.bits, dim)
-            new = pack(codes, self.bits), *marks
-            for part, these in zip(self.stored[3 * i : 3 * i + 3], new, strict=True):
-                part[list(pages)] = these
-        for page in pages:
-            del self.full[page]
+    def read(
+        self, table: PageTable, tokens: Int[Tensor, "... n"]
+    ) -> tuple[Float[Tensor, "batch *heads n d_k"], Float[Tensor, "batch *heads n d_v"]]:
+        """Keys and values of these tokens of each sequence; 0 where there are none."""
+        used, places = table.pages.unique(return_inverse=True)
+        table = table._replace(pages=places)
+        key, value = (x.movedim(-2, 1) for x in self.fill(used.tolist()))
+        return gather(key, table, tokens), gather(value, table, tokens)
 
-    def grow(self, sequence: int, new: int) -> None:
-        """Stores what is behind; then as `PagedCache` does."""
-        whole = max(0, self.lengths[sequence] // self.page_size - 1)
-        behind = dict.fromkeys(self.tables[sequence][:whole])
-        if old := [page for page in behind if page in self.full]:
-            self.store(old)
-        super().grow(sequence, new)
+    def allocate(self, key: Tensor, value: Tensor) -> None:
+        """Memory for the codes of all pages; `keys` and `values` are one page of zeros."""
+        like, self.stored = [], []
+        for x, dim in zip((key, value), QuantizedCache.along, strict=True):
+            like.append(page_memory(x, (1, self.page_size), None))
+            codes, *marks = quantize(like[-1].movedim(1, -2), self.bits, dim)
+            parts = pack(codes, self.bits), *marks
+            with torch.inference_mode(False):  # see page_memory
+                self.stored += [x.new_zeros(self.pages, *x.shape[1:]) for x in parts]
+        self.keys, self.values = like
 
     def copy(self, page: int, other: int) -> None:
-        self.full[other] = tuple(x[0].movedim(-2, 0).clone() for x in self.fill([page]))
+        found = self.fill([page])
+        with torch.inference_mode(False):  # see page_memory
+            self.full[other] = tuple(x[0].movedim(-2, 0).clone() for x in found)
 
     def write(self, place: Int[Tensor, "batch new"], key: Tensor, value: Tensor) -> None:
         pages, slots = place // self.page_size, place % self.page_size
@@ -274,15 +286,6 @@ class QuantizedPages(PagedCache):
             here = pages == page
             for memory, x in zip(self.full[page], (key, value), strict=True):
                 memory[slots[here]] = x.movedim(-2, 1)[here]
-
-    def read(
-        self, table: PageTable, tokens: Int[Tensor, "... n"]
-    ) -> tuple[Float[Tensor, "batch *heads n d_k"], Float[Tensor, "batch *heads n d_v"]]:
-        """Keys and values of these tokens of each sequence; 0 where there are none."""
-        used, places = table.pages.unique(return_inverse=True)
-        table = table._replace(pages=places)
-        key, value = (x.movedim(-2, 1) for x in self.fill(used.tolist()))
-        return gather(key, table, tokens), gather(value, table, tokens)
 
     def release(self, page: int) -> None:
         super().release(page)

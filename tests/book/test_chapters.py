@@ -187,6 +187,7 @@ def test_no_word_says_how_dark_a_mark_is():
     }
     assert not found
     assert DARKNESS.search(seen("<p>Pale: those of before.</p>"))
+    assert not DARKNESS.search(seen("<samp>The brightest is the sun.</samp>"))
     assert not DARKNESS.search(seen("<style>.dark { color: red }</style>in the light of"))
 
 

@@ -163,6 +163,16 @@ def test_pages_that_are_written_on_once_more():
     assert not pages.full
 
 
+def test_pages_that_were_made_in_inference_mode_are_written_outside():
+    pages = QuantizedPages(9, 2)
+    view = pages.view(pages.open())
+    with torch.inference_mode():
+        view.append(*pair(5, (3,)))
+    for n in (1, 6, 1):  # on the open page, and in place of others
+        view.append(*pair(n, (3,)))
+    assert len(view) == 13 and pages.stored[0].any()
+
+
 @pytest.mark.parametrize("window", [None, 6])
 def test_a_model_writes_on_pages(window):
     """Heads that share keys, with positions that turn; in one batch, of one length."""
