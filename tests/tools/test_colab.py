@@ -296,7 +296,8 @@ def test_setup_without_an_address_installs_a_wheel_or_the_version(
 LIBRARIES = {
     "16_rotary_positions": [],
     "21_llama": ["safetensors", "tokenizers", "gguf", "transformers"],
-    "22_inside_transformers": ["transformers"],
+    "22_inside_transformers": ["safetensors", "tokenizers", "gguf", "transformers"],
+    "27_smaller_cache": ["safetensors", "tokenizers", "gguf"],
 }
 
 

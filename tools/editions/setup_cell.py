@@ -12,6 +12,8 @@ from bookkit.chapters import BookError, Chapter
 FOLDER = "attnlib-files"
 FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/([\w.-]+))"')  # as a chapter names it
 NAME = re.compile(r"\w+")  # of a library, at the beginning of a requirement
+# A library, or the part of the package that reads its files and has its name.
+IMPORTED = re.compile(r"^\s*(?:from|import) (?:attnlib\.)?(\w+)", re.MULTILINE)
 
 INSTALL = """\
 # @title Setup: run this cell first
@@ -95,7 +97,7 @@ def needed_libraries(chapter: Chapter) -> list[str]:
     """The package's extras of which the chapter imports something."""
     project = tomllib.loads((chapter.path.parents[1] / "pyproject.toml").read_text("utf-8"))
     code = "\n".join(cell.source for cell in chapter.code_cells)
-    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE))
+    imported = set(IMPORTED.findall(code))
     extras = project["project"].get("optional-dependencies", {}).values()
     wanted = [extra for extra in extras if imported & {NAME.match(x)[0] for x in extra}]
     return [library for extra in wanted for library in extra]
