@@ -31,60 +31,42 @@ from attnlib.pretrained import (
 from attnlib.transformer import LanguageModel
 
 
+def names_of(blocks: int, prefix: str = "") -> dict[str, str | Into]:
+    """Where each tensor of GPT-2's file goes.
+
+    Args:
+        blocks: number of blocks.
+        prefix: what stands before each name, "transformer." in some files.
+
+    Source: chapter 20, eq-conv1d.
+    """
+    names: dict[str, str | Into] = {
+        "wte.weight": "token_embedding.weight",
+        "wpe.weight": "positions",
+        "ln_f.weight": "norm.gamma",
+        "ln_f.bias": "norm.beta",
+    }
+    for block in range(blocks):
+        theirs, ours = f"h.{block}", f"blocks.{block}"
+        for number in (1, 2):
+            names[f"{theirs}.ln_{number}.weight"] = f"{ours}.norm_{number}.gamma"
+            names[f"{theirs}.ln_{number}.bias"] = f"{ours}.norm_{number}.beta"
+        for kind, own in (("weight", "W"), ("bias", "b")):
+            heads, network = f"{ours}.attention", f"{ours}.feed_forward"
+            qkv = tuple(f"{heads}.{x}_proj.{own}" for x in "qkv")
+            names[f"{theirs}.attn.c_attn.{kind}"] = Into(qkv)
+            names[f"{theirs}.attn.c_proj.{kind}"] = f"{heads}.out_proj.{own}"
+            names[f"{theirs}.mlp.c_fc.{kind}"] = f"{network}.linear_1.{own}"
+            names[f"{theirs}.mlp.c_proj.{kind}"] = f"{network}.linear_2.{own}"
+    return {prefix + name: into for name, into in names.items()}
+
+
 def gelu_tanh(z: Tensor) -> Tensor:
     """GELU with the tanh that approximates it, as GPT-2 was trained.
 
     Source: chapter 20, eq-gelu-tanh; Hendrycks and Gimpel (2016), section 2.
     """
     return F.gelu(z, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu": F.gelu,
-    "relu": torch.relu,
-}
-NEEDED = {
-    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_head", "n_layer"), int),
-    "layer_norm_epsilon": (float, int),
-}
-FIXED: dict[str, Collection[Any]] = {
-    "model_type": ["gpt2"],
-    "activation_function": list(ACTIVATIONS),
-    "scale_attn_weights": [True],
-    "scale_attn_by_inverse_layer_idx": [False],
-    "reorder_and_upcast_attn": [False],
-    "add_cross_attention": [False],
-    "tie_word_embeddings": [True],
-}
-# Beside what changes nothing in any model: we take no dropout, and make no summary.
-IGNORED = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_inner", "n_special")
-IGNORED += ("summary_activation", "summary_first_dropout", "summary_proj_to_labels")
-IGNORED += ("summary_type", "summary_use_proj", "predict_special_tokens")
-
-
-def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `GPT2` that a config.json asks for.
-
-    Raises:
-        TypeError, ValueError: it lacks a size, or asks for what `GPT2` does not do.
-
-    Source: chapter 20.
-    """
-    fixed = {**FIXED, "n_ctx": [config.get("n_positions")]}
-    refuse_unknown_config(config, NEEDED, fixed, IGNORED)
-    d_ff = config.get("n_inner")
-    return {
-        "vocab_size": config["vocab_size"],
-        "context_length": config["n_positions"],
-        "embed_dim": config["n_embd"],
-        "num_heads": config["n_head"],
-        "num_layers": config["n_layer"],
-        "d_ff": None if d_ff is None else require_count("n_inner", d_ff),
-        "activation": ACTIVATIONS[config.get("activation_function", "gelu_new")],
-        "eps": config["layer_norm_epsilon"],
-    }
 
 
 class GPT2(LanguageModel):
@@ -170,34 +152,52 @@ class GPT2(LanguageModel):
         return model.eval()
 
 
-def names_of(blocks: int, prefix: str = "") -> dict[str, str | Into]:
-    """Where each tensor of GPT-2's file goes.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu": F.gelu,
+    "relu": torch.relu,
+}
+NEEDED = {
+    **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_head", "n_layer"), int),
+    "layer_norm_epsilon": (float, int),
+}
+FIXED: dict[str, Collection[Any]] = {
+    "model_type": ["gpt2"],
+    "activation_function": list(ACTIVATIONS),
+    "scale_attn_weights": [True],
+    "scale_attn_by_inverse_layer_idx": [False],
+    "reorder_and_upcast_attn": [False],
+    "add_cross_attention": [False],
+    "tie_word_embeddings": [True],
+}
+# Beside what changes nothing in any model: we take no dropout, and make no summary.
+IGNORED = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_inner", "n_special")
+IGNORED += ("summary_activation", "summary_first_dropout", "summary_proj_to_labels")
+IGNORED += ("summary_type", "summary_use_proj", "predict_special_tokens")
 
-    Args:
-        blocks: number of blocks.
-        prefix: what stands before each name, "transformer." in some files.
 
-    Source: chapter 20, eq-conv1d.
+def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `GPT2` that a config.json asks for.
+
+    Raises:
+        TypeError, ValueError: it lacks a size, or asks for what `GPT2` does not do.
+
+    Source: chapter 20.
     """
-    names: dict[str, str | Into] = {
-        "wte.weight": "token_embedding.weight",
-        "wpe.weight": "positions",
-        "ln_f.weight": "norm.gamma",
-        "ln_f.bias": "norm.beta",
+    fixed = {**FIXED, "n_ctx": [config.get("n_positions")]}
+    refuse_unknown_config(config, NEEDED, fixed, IGNORED)
+    d_ff = config.get("n_inner")
+    return {
+        "vocab_size": config["vocab_size"],
+        "context_length": config["n_positions"],
+        "embed_dim": config["n_embd"],
+        "num_heads": config["n_head"],
+        "num_layers": config["n_layer"],
+        "d_ff": None if d_ff is None else require_count("n_inner", d_ff),
+        "activation": ACTIVATIONS[config.get("activation_function", "gelu_new")],
+        "eps": config["layer_norm_epsilon"],
     }
-    for block in range(blocks):
-        theirs, ours = f"h.{block}", f"blocks.{block}"
-        for number in (1, 2):
-            names[f"{theirs}.ln_{number}.weight"] = f"{ours}.norm_{number}.gamma"
-            names[f"{theirs}.ln_{number}.bias"] = f"{ours}.norm_{number}.beta"
-        for kind, own in (("weight", "W"), ("bias", "b")):
-            heads, network = f"{ours}.attention", f"{ours}.feed_forward"
-            qkv = tuple(f"{heads}.{x}_proj.{own}" for x in "qkv")
-            names[f"{theirs}.attn.c_attn.{kind}"] = Into(qkv)
-            names[f"{theirs}.attn.c_proj.{kind}"] = f"{heads}.out_proj.{own}"
-            names[f"{theirs}.mlp.c_fc.{kind}"] = f"{network}.linear_1.{own}"
-            names[f"{theirs}.mlp.c_proj.{kind}"] = f"{network}.linear_2.{own}"
-    return {prefix + name: into for name, into in names.items()}
 
 
 @contextmanager

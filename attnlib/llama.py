@@ -41,100 +41,6 @@ from attnlib.scaled_dot_product import ScaledDotProductAttention
 from attnlib.transformer import LanguageModel, TransformerBlock
 
 
-class NormedProjection(Projection):
-    """A projection to heads, each of which then has a mean square of 1, times a scale.
-
-    Args:
-        in_features, out_features, bias: as for `Projection`.
-        d_k: features of a head, a divisor of out_features.
-        eps: of the norm.
-
-    Attributes:
-        norm: `RMSNorm(d_k, eps)`, the same for all heads.
-
-    Source: chapter 21, eq-head-norm; Henry et al. (2020).
-    """
-
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool, d_k: int, eps: float
-    ) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.d_k, self.norm = d_k, RMSNorm(d_k, eps)
-
-    def forward(
-        self, input: Float[Tensor, "*batch in_features"]
-    ) -> Float[Tensor, "*batch out_features"]:
-        """Output (..., out_features) of input (..., in_features)."""
-        output = super().forward(input)
-        heads = output.unflatten(-1, (-1, self.d_k))
-        return self.norm(heads).flatten(-2)
-
-
-class LlamaAttention(MultiHeadAttention):
-    """Multi-head attention whose heads may have any width, and norms on queries and keys.
-
-    Args:
-        embed_dim, num_heads, attention, rotary, num_kv_heads: as for `MultiHeadAttention`.
-        bias: whether the projections to queries, keys and values have a bias.
-        out_bias: whether the output projection has one.
-        d_k: features of a head; `None` means embed_dim / num_heads.
-        head_norm: ε of the norms of queries and keys; `None` means that there are none.
-
-    Attributes:
-        q_proj, k_proj: `Projection` or `NormedProjection` layers, to num_heads · d_k and
-            num_kv_heads · d_k features.
-        v_proj, out_proj: `Projection` layers.
-
-    Raises:
-        ValueError: see `MultiHeadAttention`; embed_dim need not be divisible if d_k is
-            given.
-
-    Source: chapter 21, eq-llama-block, eq-head-norm.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        attention: AttentionLike | None = None,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        num_kv_heads: int | None = None,
-        *,
-        out_bias: bool = False,
-        d_k: int | None = None,
-        head_norm: float | None = None,
-    ) -> None:
-        super().__init__(
-            embed_dim, num_heads, attention, bias, rotary, num_kv_heads, d_k=d_k
-        )
-        q_dim, kv_dim = self.q_proj.out_features, self.k_proj.out_features
-        if head_norm is not None:
-            d_k = q_dim // num_heads
-            self.q_proj = NormedProjection(embed_dim, q_dim, bias, d_k, head_norm)
-            self.k_proj = NormedProjection(embed_dim, kv_dim, bias, d_k, head_norm)
-        if out_bias != bias:
-            self.out_proj = Projection(q_dim, embed_dim, out_bias)
-
-
-def require_head_width(embed_dim: int, num_heads: int, d_k: int | None) -> int:
-    """Returns the features of a head, by default embed_dim / num_heads.
-
-    Raises:
-        TypeError: d_k is no whole number.
-        ValueError: d_k below 1, or embed_dim not divisible by num_heads without a d_k.
-
-    Source: chapter 21.
-    """
-    require_sizes(embed_dim=embed_dim, num_heads=num_heads)
-    if d_k is not None:
-        return require_count("d_k", d_k)
-    if embed_dim % num_heads:
-        wanted = f"a multiple of num_heads = {num_heads}, or a d_k"
-        raise ValueError(f"embed_dim: expected {wanted}, got {embed_dim}")
-    return embed_dim // num_heads
-
-
 class LlamaBlock(TransformerBlock):
     """Attention, then a gated network, each behind an RMS norm and beside a residual path.
 
@@ -207,6 +113,19 @@ class LlamaConfig:
     out_bias: bool = False
     ffn_bias: bool = False
     head_norm: bool = False
+
+
+def require_same_window(heads: nn.Module, window: int | None) -> None:
+    """Refuses heads that see another number of tokens than the model.
+
+    Raises:
+        ValueError: the window of a head is another one.
+
+    Source: chapter 21.
+    """
+    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        if head.window != window:
+            raise ValueError(f"attention: expected window={window}, got {head.window}")
 
 
 class Llama(LanguageModel):
@@ -326,19 +245,6 @@ class Llama(LanguageModel):
         load_into(model, tensors, names, **options, report=report)
         model.positions.to(device or "cpu")
         return model.eval()
-
-
-def require_same_window(heads: nn.Module, window: int | None) -> None:
-    """Refuses heads that see another number of tokens than the model.
-
-    Raises:
-        ValueError: the window of a head is another one.
-
-    Source: chapter 21.
-    """
-    for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
-        if head.window != window:
-            raise ValueError(f"attention: expected window={window}, got {head.window}")
 
 
 # Our parts, and what they are called in the files.
@@ -561,3 +467,97 @@ def rotary_of(config: Mapping[str, Any], d_k: int) -> RotaryPositions:
         options["turns"] = tuple(map(float, turns))
         options["magnitude"] = asked.get("attention_factor")
     return RotaryPositions(d_k, bases.pop(), **options)
+
+
+class NormedProjection(Projection):
+    """A projection to heads, each of which then has a mean square of 1, times a scale.
+
+    Args:
+        in_features, out_features, bias: as for `Projection`.
+        d_k: features of a head, a divisor of out_features.
+        eps: of the norm.
+
+    Attributes:
+        norm: `RMSNorm(d_k, eps)`, the same for all heads.
+
+    Source: chapter 21, eq-head-norm; Henry et al. (2020).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, d_k: int, eps: float
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.d_k, self.norm = d_k, RMSNorm(d_k, eps)
+
+    def forward(
+        self, input: Float[Tensor, "*batch in_features"]
+    ) -> Float[Tensor, "*batch out_features"]:
+        """Output (..., out_features) of input (..., in_features)."""
+        output = super().forward(input)
+        heads = output.unflatten(-1, (-1, self.d_k))
+        return self.norm(heads).flatten(-2)
+
+
+class LlamaAttention(MultiHeadAttention):
+    """Multi-head attention whose heads may have any width, and norms on queries and keys.
+
+    Args:
+        embed_dim, num_heads, attention, rotary, num_kv_heads: as for `MultiHeadAttention`.
+        bias: whether the projections to queries, keys and values have a bias.
+        out_bias: whether the output projection has one.
+        d_k: features of a head; `None` means embed_dim / num_heads.
+        head_norm: ε of the norms of queries and keys; `None` means that there are none.
+
+    Attributes:
+        q_proj, k_proj: `Projection` or `NormedProjection` layers, to num_heads · d_k and
+            num_kv_heads · d_k features.
+        v_proj, out_proj: `Projection` layers.
+
+    Raises:
+        ValueError: see `MultiHeadAttention`; embed_dim need not be divisible if d_k is
+            given.
+
+    Source: chapter 21, eq-llama-block, eq-head-norm.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: AttentionLike | None = None,
+        bias: bool = False,
+        rotary: Rotary | None = None,
+        num_kv_heads: int | None = None,
+        *,
+        out_bias: bool = False,
+        d_k: int | None = None,
+        head_norm: float | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, attention, bias, rotary, num_kv_heads, d_k=d_k
+        )
+        q_dim, kv_dim = self.q_proj.out_features, self.k_proj.out_features
+        if head_norm is not None:
+            d_k = q_dim // num_heads
+            self.q_proj = NormedProjection(embed_dim, q_dim, bias, d_k, head_norm)
+            self.k_proj = NormedProjection(embed_dim, kv_dim, bias, d_k, head_norm)
+        if out_bias != bias:
+            self.out_proj = Projection(q_dim, embed_dim, out_bias)
+
+
+def require_head_width(embed_dim: int, num_heads: int, d_k: int | None) -> int:
+    """Returns the features of a head, by default embed_dim / num_heads.
+
+    Raises:
+        TypeError: d_k is no whole number.
+        ValueError: d_k below 1, or embed_dim not divisible by num_heads without a d_k.
+
+    Source: chapter 21.
+    """
+    require_sizes(embed_dim=embed_dim, num_heads=num_heads)
+    if d_k is not None:
+        return require_count("d_k", d_k)
+    if embed_dim % num_heads:
+        wanted = f"a multiple of num_heads = {num_heads}, or a d_k"
+        raise ValueError(f"embed_dim: expected {wanted}, got {embed_dim}")
+    return embed_dim // num_heads

@@ -25,6 +25,34 @@ from torch import Tensor, nn
 from attnlib.checks import changed_options
 
 
+@dataclass(frozen=True)
+class Into:
+    """Where a tensor of a file goes.
+
+    Args:
+        parameters: the parameters that it is cut into, along its last dimension as they
+            have it, each as wide as it is here.
+        transposed: whether the file has the transpose, as of an `nn.Linear` for a
+            `Projection`.
+
+    Source: chapter 20, eq-conv1d.
+    """
+
+    parameters: tuple[str, ...]
+    transposed: bool = False
+
+    def shape(self, here: Mapping[str, nn.Parameter]) -> tuple[int, ...]:
+        """The shape that the file must have, if the model has these parameters."""
+        shapes = [tuple(here[name].shape) for name in self.parameters]
+        whole = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+        return whole[::-1] if self.transposed else whole
+
+    def parts(self, whole: Tensor, here: Mapping[str, nn.Parameter]) -> list[Tensor]:
+        """The pieces of the file's tensor, one for each parameter, as views."""
+        whole = whole.T if self.transposed else whole
+        return list(whole.split([here[p].shape[-1] for p in self.parameters], dim=-1))
+
+
 def require_library(name: str) -> ModuleType:
     """Returns a library that the package does without until a model is loaded.
 
@@ -279,34 +307,6 @@ def read_index(path: Path) -> dict[str, str]:
             wanted = "a safetensors file of the same folder"
             raise ValueError(f"{path.name}: expected {wanted} for {name}, got {file!r}")
     return places
-
-
-@dataclass(frozen=True)
-class Into:
-    """Where a tensor of a file goes.
-
-    Args:
-        parameters: the parameters that it is cut into, along its last dimension as they
-            have it, each as wide as it is here.
-        transposed: whether the file has the transpose, as of an `nn.Linear` for a
-            `Projection`.
-
-    Source: chapter 20, eq-conv1d.
-    """
-
-    parameters: tuple[str, ...]
-    transposed: bool = False
-
-    def shape(self, here: Mapping[str, nn.Parameter]) -> tuple[int, ...]:
-        """The shape that the file must have, if the model has these parameters."""
-        shapes = [tuple(here[name].shape) for name in self.parameters]
-        whole = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
-        return whole[::-1] if self.transposed else whole
-
-    def parts(self, whole: Tensor, here: Mapping[str, nn.Parameter]) -> list[Tensor]:
-        """The pieces of the file's tensor, one for each parameter, as views."""
-        whole = whole.T if self.transposed else whole
-        return list(whole.split([here[p].shape[-1] for p in self.parameters], dim=-1))
 
 
 Report = Callable[[str, int, int], None]  # called with a name, the numbers read, and all
