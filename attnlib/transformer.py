@@ -306,49 +306,6 @@ class LanguageModel(nn.Module):
         """Logits of what the last block and the norm have made, by the tokens' table."""
         return F.linear(x, self.token_embedding.weight)
 
-    def generate(
-        self,
-        ids: Int[Tensor, "*batch tokens"],
-        length: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        cache: bool | Sequence[CacheLike] = False,
-        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
-        **choice: Any,
-    ) -> Int[Tensor, "*batch more_tokens"]:
-        """The given tokens, continued by `length` drawn ones, or fewer if all have ended.
-
-        Args:
-            ids: the start, (n,) or (batch, n), at least one token.
-            length: the most tokens to draw, at least 0, each by `sample`.
-            temperature, top_k, generator: see `sample`.
-            cache, padding: see `stream`.
-            choice: what else `stream` takes: `top_p`, `min_p`, `repetition_penalty`,
-                `presence_penalty`, `bias`, `stop` and `tokenizer`.
-
-        Returns:
-            Texts of one length: one that has ended is filled with the token that ended it.
-
-        Raises:
-            TypeError, ValueError: see `stream`.
-        """
-        choice |= {"temperature": temperature, "top_k": top_k, "generator": generator}
-        drawn = stream(self, ids, length, cache=cache, padding=padding, **choice)
-        return torch.cat([ids, *(token[..., None] for token in drawn)], dim=-1)
-
-    @property
-    def longest(self) -> int:
-        """The most tokens of a text with caches: context_length, or any number.
-
-        Nothing ends a text whose positions turn, and whose heads see a window only.
-        """
-        heads = self.blocks[0].attention.attention
-        each = heads if isinstance(heads, nn.ModuleList) else [heads]
-        near = all(head.window is not None for head in each)
-        free = near and not isinstance(self.positions, Tensor)
-        return 2**62 if free else self.context_length
-
     def find_places(
         self,
         ids: Int[Tensor, "*batch tokens"],
@@ -455,6 +412,49 @@ class LanguageModel(nn.Module):
         if isinstance(self._buffers.get("positions"), Tensor):
             write_sinusoids(self.positions)
         return self
+
+    def generate(
+        self,
+        ids: Int[Tensor, "*batch tokens"],
+        length: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        cache: bool | Sequence[CacheLike] = False,
+        padding: Int[Tensor, " batch"] | Sequence[int] | None = None,
+        **choice: Any,
+    ) -> Int[Tensor, "*batch more_tokens"]:
+        """The given tokens, continued by `length` drawn ones, or fewer if all have ended.
+
+        Args:
+            ids: the start, (n,) or (batch, n), at least one token.
+            length: the most tokens to draw, at least 0, each by `sample`.
+            temperature, top_k, generator: see `sample`.
+            cache, padding: see `stream`.
+            choice: what else `stream` takes: `top_p`, `min_p`, `repetition_penalty`,
+                `presence_penalty`, `bias`, `stop` and `tokenizer`.
+
+        Returns:
+            Texts of one length: one that has ended is filled with the token that ended it.
+
+        Raises:
+            TypeError, ValueError: see `stream`.
+        """
+        choice |= {"temperature": temperature, "top_k": top_k, "generator": generator}
+        drawn = stream(self, ids, length, cache=cache, padding=padding, **choice)
+        return torch.cat([ids, *(token[..., None] for token in drawn)], dim=-1)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text with caches: context_length, or any number.
+
+        Nothing ends a text whose positions turn, and whose heads see a window only.
+        """
+        heads = self.blocks[0].attention.attention
+        each = heads if isinstance(heads, nn.ModuleList) else [heads]
+        near = all(head.window is not None for head in each)
+        free = near and not isinstance(self.positions, Tensor)
+        return 2**62 if free else self.context_length
 
 
 # What makes positions that turn queries and keys, by name, from the features of a head.

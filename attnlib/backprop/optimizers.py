@@ -23,42 +23,6 @@ def zeros_like_parameters(layer: Layer) -> dict[str, np.ndarray]:
     }
 
 
-class SGD:
-    """Gradient descent with momentum: u ← μ u + g, then θ ← θ - η u.
-
-    Args:
-        layer: whose parameters are changed, in place, after each of its backwards.
-        lr: the learning rate η.
-        momentum: μ in [0, 1); 0 is gradient descent.
-
-    Attributes:
-        lr: may be changed between steps.
-
-    Raises:
-        ValueError: lr or momentum outside its range.
-
-    Source: chapter 12, eq-gradient-descent, eq-momentum; Polyak (1964).
-    """
-
-    def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
-        self.layer, self.lr = layer, require_rate("lr", lr)
-        self.momentum = require_rate("momentum", momentum, below=1.0)
-        self.velocities = zeros_like_parameters(layer)
-
-    def step(self) -> None:
-        """Changes the parameters by the gradients of the last backward.
-
-        Raises:
-            RuntimeError: there was no backward yet.
-        """
-        parameters = self.layer.parameters()
-        for name, gradient in self.layer.gradients().items():
-            velocity = self.velocities[name]
-            velocity *= self.momentum
-            velocity += gradient
-            parameters[name] -= self.lr * velocity
-
-
 class Adam:
     """θ ← θ - η m̂ / (√v̂ + ε), with running means m of the gradient and v of its square.
 
@@ -109,3 +73,39 @@ class Adam:
             corrected = mean / (1 - beta_1**self.steps)
             size = np.sqrt(square / (1 - beta_2**self.steps))
             parameters[name] -= self.lr * corrected / (size + self.eps)
+
+
+class SGD:
+    """Gradient descent with momentum: u ← μ u + g, then θ ← θ - η u.
+
+    Args:
+        layer: whose parameters are changed, in place, after each of its backwards.
+        lr: the learning rate η.
+        momentum: μ in [0, 1); 0 is gradient descent.
+
+    Attributes:
+        lr: may be changed between steps.
+
+    Raises:
+        ValueError: lr or momentum outside its range.
+
+    Source: chapter 12, eq-gradient-descent, eq-momentum; Polyak (1964).
+    """
+
+    def __init__(self, layer: Layer, lr: float = 1e-3, momentum: float = 0.0) -> None:
+        self.layer, self.lr = layer, require_rate("lr", lr)
+        self.momentum = require_rate("momentum", momentum, below=1.0)
+        self.velocities = zeros_like_parameters(layer)
+
+    def step(self) -> None:
+        """Changes the parameters by the gradients of the last backward.
+
+        Raises:
+            RuntimeError: there was no backward yet.
+        """
+        parameters = self.layer.parameters()
+        for name, gradient in self.layer.gradients().items():
+            velocity = self.velocities[name]
+            velocity *= self.momentum
+            velocity += gradient
+            parameters[name] -= self.lr * velocity
