@@ -40,6 +40,24 @@ def softmax(scores: Float[np.ndarray, "*batch keys"]) -> Float[np.ndarray, "*bat
     return weights
 
 
+def apply_mask(
+    scores: Float[np.ndarray, "*batch queries keys"],
+    mask: Mask,
+) -> None:
+    """Applies a mask to the scores in place.
+
+    Args:
+        scores: shape (..., N, M); a forbidden pair becomes -inf.
+        mask: broadcasts to the scores; boolean (True = may attend) or added to them.
+
+    Source: chapter 10, the masks of chapter 1, eq-mask-boolean, eq-mask-additive.
+    """
+    if mask.dtype == np.bool_:
+        np.copyto(scores, -np.inf, where=~mask)
+    else:
+        scores += mask
+
+
 def softmax_backward(
     d_weights: Float[np.ndarray, "*batch keys"], weights: Float[np.ndarray, "*batch keys"]
 ) -> Float[np.ndarray, "*batch keys"]:
@@ -59,24 +77,6 @@ def softmax_backward(
     grad_scores = d_weights - mean[..., None]
     grad_scores *= weights
     return grad_scores
-
-
-def apply_mask(
-    scores: Float[np.ndarray, "*batch queries keys"],
-    mask: Mask,
-) -> None:
-    """Applies a mask to the scores in place.
-
-    Args:
-        scores: shape (..., N, M); a forbidden pair becomes -inf.
-        mask: broadcasts to the scores; boolean (True = may attend) or added to them.
-
-    Source: chapter 10, the masks of chapter 1, eq-mask-boolean, eq-mask-additive.
-    """
-    if mask.dtype == np.bool_:
-        np.copyto(scores, -np.inf, where=~mask)
-    else:
-        scores += mask
 
 
 class ScaledDotProductAttention(Layer):
