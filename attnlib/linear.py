@@ -31,6 +31,84 @@ def elu_plus_one(x: Float[Tensor, "*batch d_k"]) -> Float[Tensor, "*batch d_k"]:
     return torch.relu(x) + x.clamp(max=0).exp()  # x + 1, or 0 + e^x
 
 
+class LinearAttention(BaseAttention):
+    """Attention whose weights are products of features: a state can replace the keys.
+
+    Args:
+        feature: the feature map, from (..., d_k) to (..., D). The weight of a key is the
+            product of its features and those of the query, which must never be negative,
+            divided by the sum over all keys.
+        causal: let each query see only keys up to its own position, aligned bottom right;
+            composes with any mask.
+        piece: tokens that are read at once where no weights are asked for.
+
+    Without weights, and with no mask or a boolean one that is the same for all queries,
+    the work grows with the number of tokens and not with its square.
+
+    Raises:
+        TypeError: feature can't be called, causal is no truth value, or piece no whole
+            number.
+        ValueError: piece below 1.
+
+    Source: chapter 29, eq-kernel-attention, eq-linear-output; Katharopoulos et al. (2020).
+    """
+
+    neutral: ClassVar[dict[str, Any]] = BaseAttention.neutral | {"feature": None}
+
+    def __init__(
+        self, feature: Feature = elu_plus_one, causal: bool = False, piece: int = 64
+    ) -> None:
+        super().__init__()
+        if not callable(feature):
+            raise TypeError(f"feature: expected a function of a tensor, got {feature!r}")
+        self.feature, self.causal = feature, require_flag("causal", causal)
+        self.piece = require_count("piece", piece)
+
+    def attend(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*batch keys d_k"],
+        value: Float[Tensor, "*batch keys d_v"],
+        mask: Float[Tensor, "..."] | None,
+    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
+        """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.attend`."""
+        kernel = self.feature(query) @ self.feature(key).mT
+        if mask is not None:  # a factor e^mask, up to one for the whole row
+            kernel = kernel * torch.softmax(mask, dim=-1)
+        total = kernel.sum(dim=-1, keepdim=True)
+        weights = kernel / total.masked_fill(total == 0, 1.0)
+        return weights @ value, weights
+
+    def attend_without_weights(
+        self,
+        query: Float[Tensor, "*batch queries d_k"],
+        key: Float[Tensor, "*shared keys d_k"],
+        value: Float[Tensor, "*shared keys d_v"],
+        mask: Mask | None,
+    ) -> Float[Tensor, "*batch queries d_v"] | None:
+        """The output by a state, unless the mask differs from query to query."""
+        padding = mask is not None and mask.dtype == torch.bool and mask.dim() > 1
+        if mask is not None and not (padding and mask.shape[-2] == 1):
+            return None
+        if key.shape[:-2] != query.shape[:-2]:
+            key, value = repeat_shared(query, key, value)
+        wide = torch.promote_types(value.dtype, torch.float32)
+        q, k = self.feature(query).to(wide), self.feature(key).to(wide)
+        if mask is not None:
+            k = k.masked_fill(~mask.mT, 0.0)  # features 0 have no weight
+        v = F.pad(value.to(wide), (0, 1), value=1.0)  # beside the values, for the total
+        if self.causal and q.shape[-2] > k.shape[-2]:  # the first queries see nothing
+            k, v = (F.pad(x, (0, 0, q.shape[-2] - x.shape[-2], 0)) for x in (k, v))
+        known = k.shape[-2] - q.shape[-2] if self.causal else k.shape[-2]  # all see these
+        with unrounded(value.device):
+            state = k[..., :known, :].mT @ v[..., :known, :]
+            if not self.causal:
+                return weighted_mean(q @ state).to(value.dtype)
+        new = k[..., known:, :], v[..., known:, :]
+        sums, _ = linear_attention(q, *new, state=state, piece=self.piece)
+        return weighted_mean(sums).to(value.dtype)
+
+
 def weighted_mean(
     sums: Float[Tensor, "*batch tokens d_v_and_1"],
 ) -> Float[Tensor, "*batch tokens d_v"]:
@@ -182,84 +260,6 @@ def unrounded(device: torch.device) -> AbstractContextManager:
     """
     known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
-
-
-class LinearAttention(BaseAttention):
-    """Attention whose weights are products of features: a state can replace the keys.
-
-    Args:
-        feature: the feature map, from (..., d_k) to (..., D). The weight of a key is the
-            product of its features and those of the query, which must never be negative,
-            divided by the sum over all keys.
-        causal: let each query see only keys up to its own position, aligned bottom right;
-            composes with any mask.
-        piece: tokens that are read at once where no weights are asked for.
-
-    Without weights, and with no mask or a boolean one that is the same for all queries,
-    the work grows with the number of tokens and not with its square.
-
-    Raises:
-        TypeError: feature can't be called, causal is no truth value, or piece no whole
-            number.
-        ValueError: piece below 1.
-
-    Source: chapter 29, eq-kernel-attention, eq-linear-output; Katharopoulos et al. (2020).
-    """
-
-    neutral: ClassVar[dict[str, Any]] = BaseAttention.neutral | {"feature": None}
-
-    def __init__(
-        self, feature: Feature = elu_plus_one, causal: bool = False, piece: int = 64
-    ) -> None:
-        super().__init__()
-        if not callable(feature):
-            raise TypeError(f"feature: expected a function of a tensor, got {feature!r}")
-        self.feature, self.causal = feature, require_flag("causal", causal)
-        self.piece = require_count("piece", piece)
-
-    def attend(
-        self,
-        query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*batch keys d_k"],
-        value: Float[Tensor, "*batch keys d_v"],
-        mask: Float[Tensor, "..."] | None,
-    ) -> tuple[Float[Tensor, "*batch queries d_v"], Float[Tensor, "*batch queries keys"]]:
-        """Output (..., N, d_v), weights (..., N, M); see `BaseAttention.attend`."""
-        kernel = self.feature(query) @ self.feature(key).mT
-        if mask is not None:  # a factor e^mask, up to one for the whole row
-            kernel = kernel * torch.softmax(mask, dim=-1)
-        total = kernel.sum(dim=-1, keepdim=True)
-        weights = kernel / total.masked_fill(total == 0, 1.0)
-        return weights @ value, weights
-
-    def attend_without_weights(
-        self,
-        query: Float[Tensor, "*batch queries d_k"],
-        key: Float[Tensor, "*shared keys d_k"],
-        value: Float[Tensor, "*shared keys d_v"],
-        mask: Mask | None,
-    ) -> Float[Tensor, "*batch queries d_v"] | None:
-        """The output by a state, unless the mask differs from query to query."""
-        padding = mask is not None and mask.dtype == torch.bool and mask.dim() > 1
-        if mask is not None and not (padding and mask.shape[-2] == 1):
-            return None
-        if key.shape[:-2] != query.shape[:-2]:
-            key, value = repeat_shared(query, key, value)
-        wide = torch.promote_types(value.dtype, torch.float32)
-        q, k = self.feature(query).to(wide), self.feature(key).to(wide)
-        if mask is not None:
-            k = k.masked_fill(~mask.mT, 0.0)  # features 0 have no weight
-        v = F.pad(value.to(wide), (0, 1), value=1.0)  # beside the values, for the total
-        if self.causal and q.shape[-2] > k.shape[-2]:  # the first queries see nothing
-            k, v = (F.pad(x, (0, 0, q.shape[-2] - x.shape[-2], 0)) for x in (k, v))
-        known = k.shape[-2] - q.shape[-2] if self.causal else k.shape[-2]  # all see these
-        with unrounded(value.device):
-            state = k[..., :known, :].mT @ v[..., :known, :]
-            if not self.causal:
-                return weighted_mean(q @ state).to(value.dtype)
-        new = k[..., known:, :], v[..., known:, :]
-        sums, _ = linear_attention(q, *new, state=state, piece=self.piece)
-        return weighted_mean(sums).to(value.dtype)
 
 
 class StateCache:
