@@ -146,56 +146,6 @@ class NgramDraft:
         return ids.new_tensor(rows).view(*ids.shape[:-1], count), None
 
 
-class ModelDraft:
-    """Lets another model guess, which has the same vocabulary and is faster.
-
-    Args:
-        model: a `LanguageModel`.
-        caches: one for each of its blocks, empty.
-        law: makes probabilities of logits and of the text before.
-        generator, padding: see `speculate`.
-
-    Source: chapter 26; Leviathan et al. (2023).
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        caches: Sequence[CacheLike],
-        law: Law,
-        generator: Generators = None,
-        padding: Int[Tensor, " batch"] | None = None,
-    ) -> None:
-        self.model, self.caches, self.law = model, caches, law
-        self.generator, self.padding = generator, padding
-        self.read: Tensor | None = None  # what the caches hold
-
-    def propose(
-        self, ids: Int[Tensor, "*batch tokens"], count: int
-    ) -> tuple[Int[Tensor, "*batch guesses"], Float[Tensor, "*batch guesses vocab_size"]]:
-        """Guesses (..., count), and the laws from which they were drawn."""
-        known, text, laws = self.forget_what_differs(ids), ids, []
-        for _ in range(count):
-            options = {"cache": self.caches, "padding": self.padding, "last": 1}
-            logits = self.model(text[..., known:], **options)[..., -1, :]
-            laws.append(self.law(logits, text))
-            known = text.shape[-1]
-            token = draw_token(laws[-1], self.generator).to(ids.dtype)
-            text = torch.cat([text, token], dim=-1)
-        self.read = text[..., :known]
-        return text[..., ids.shape[-1] :], torch.stack(laws, dim=-2)
-
-    def forget_what_differs(self, ids: Int[Tensor, "*batch tokens"]) -> int:
-        """Keeps the beginning that the caches share with ids, and tells how long it is."""
-        most = 0 if self.read is None else min(self.read.shape[-1], ids.shape[-1] - 1)
-        if most:
-            agree = (self.read[..., :most] == ids[..., :most]).view(-1, most).all(dim=0)
-            most = int(agree.long().cumprod(dim=0).sum())
-        for held in self.caches:
-            held.truncate(most)
-        return most
-
-
 def law_of(
     logits: Float[Tensor, "*batch vocab_size"],
     temperature: float = 1.0,
@@ -463,3 +413,53 @@ def first_blocks(model: nn.Module, count: int) -> nn.Module:
     short._modules = dict(model._modules)  # or the model would lose its blocks, too
     short.blocks = model.blocks[:count]
     return short
+
+
+class ModelDraft:
+    """Lets another model guess, which has the same vocabulary and is faster.
+
+    Args:
+        model: a `LanguageModel`.
+        caches: one for each of its blocks, empty.
+        law: makes probabilities of logits and of the text before.
+        generator, padding: see `speculate`.
+
+    Source: chapter 26; Leviathan et al. (2023).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        caches: Sequence[CacheLike],
+        law: Law,
+        generator: Generators = None,
+        padding: Int[Tensor, " batch"] | None = None,
+    ) -> None:
+        self.model, self.caches, self.law = model, caches, law
+        self.generator, self.padding = generator, padding
+        self.read: Tensor | None = None  # what the caches hold
+
+    def propose(
+        self, ids: Int[Tensor, "*batch tokens"], count: int
+    ) -> tuple[Int[Tensor, "*batch guesses"], Float[Tensor, "*batch guesses vocab_size"]]:
+        """Guesses (..., count), and the laws from which they were drawn."""
+        known, text, laws = self.forget_what_differs(ids), ids, []
+        for _ in range(count):
+            options = {"cache": self.caches, "padding": self.padding, "last": 1}
+            logits = self.model(text[..., known:], **options)[..., -1, :]
+            laws.append(self.law(logits, text))
+            known = text.shape[-1]
+            token = draw_token(laws[-1], self.generator).to(ids.dtype)
+            text = torch.cat([text, token], dim=-1)
+        self.read = text[..., :known]
+        return text[..., ids.shape[-1] :], torch.stack(laws, dim=-2)
+
+    def forget_what_differs(self, ids: Int[Tensor, "*batch tokens"]) -> int:
+        """Keeps the beginning that the caches share with ids, and tells how long it is."""
+        most = 0 if self.read is None else min(self.read.shape[-1], ids.shape[-1] - 1)
+        if most:
+            agree = (self.read[..., :most] == ids[..., :most]).view(-1, most).all(dim=0)
+            most = int(agree.long().cumprod(dim=0).sum())
+        for held in self.caches:
+            held.truncate(most)
+        return most
