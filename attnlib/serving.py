@@ -95,7 +95,8 @@ class Pages:
         """The number of a text whose beginning is on full pages of another, if it is."""
         known = {**others, **self.kept}
         shared = {s: common_beginning(ids[:-1], text) for s, text in known.items()}
-        shared = {s: n for s, n in shared.items() if self.has_before(s, n)}
+        if self.window is not None:
+            shared = {s: n for s, n in shared.items() if self.has_before(s, n)}
         best = max(shared, key=shared.get, default=None)
         whole = 0 if best is None else shared[best] // self.page_size * self.page_size
         if not whole:
@@ -302,8 +303,9 @@ class Server:
                 self.memory.cut(r.sequence, length)
                 r.generator.set_state(state)
             raise
-        for number in numbers:
-            self.memory.forget(number)
+        if self.memory.window is not None:
+            for number in numbers:
+                self.memory.forget(number)
         for request, token, over in found:
             request.ids.append(token)
             self.news.append((request, token))
