@@ -250,6 +250,36 @@ def make_heads(
     return HeadList(attention)
 
 
+class HeadList(nn.ModuleList):
+    """One attention for each head, called as one for all is.
+
+    Source: chapter 5.
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch heads queries d_k"],
+        key: Float[Tensor, "*batch kv_heads keys d_k"],
+        value: Float[Tensor, "*batch kv_heads keys d_v"],
+        mask: Mask | None = None,
+        need_weights: bool = True,
+        enable_gqa: bool = False,
+    ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
+        """The outputs in one tensor, the weights in a list; see `BaseAttention.forward`."""
+        outputs, per_head = [], []
+        times = len(self) // key.shape[-3]  # 1, or more if heads share keys
+        for h, attention in enumerate(self):
+            q = query[..., h : h + 1, :, :]
+            k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
+            own = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1
+            part = mask[:, h : h + 1] if own else mask
+            output, weights = attention(q, k, v, part, need_weights=need_weights)
+            outputs.append(output)
+            per_head.append(None if weights is None else weights.squeeze(-3))
+        formed = any(weights is not None for weights in per_head)
+        return torch.cat(outputs, dim=-3), per_head if formed else None
+
+
 def head_sizes(
     embed_dim: int, num_heads: int, num_kv_heads: int | None, d_k: int | None
 ) -> tuple[int, int]:
@@ -307,36 +337,6 @@ def refuse_other_parts(others: dict[str, Any]) -> None:
     for name in others:
         advice = WORDS_OF_TORCH.get(name, "")
         raise TypeError(f"{name}: expected mask, need_weights, cache or positions{advice}")
-
-
-class HeadList(nn.ModuleList):
-    """One attention for each head, called as one for all is.
-
-    Source: chapter 5.
-    """
-
-    def forward(
-        self,
-        query: Float[Tensor, "*batch heads queries d_k"],
-        key: Float[Tensor, "*batch kv_heads keys d_k"],
-        value: Float[Tensor, "*batch kv_heads keys d_v"],
-        mask: Mask | None = None,
-        need_weights: bool = True,
-        enable_gqa: bool = False,
-    ) -> tuple[Float[Tensor, "*batch heads queries d_v"], list[Tensor | None] | None]:
-        """The outputs in one tensor, the weights in a list; see `BaseAttention.forward`."""
-        outputs, per_head = [], []
-        times = len(self) // key.shape[-3]  # 1, or more if heads share keys
-        for h, attention in enumerate(self):
-            q = query[..., h : h + 1, :, :]
-            k, v = (x[..., h // times : h // times + 1, :, :] for x in (key, value))
-            own = isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1
-            part = mask[:, h : h + 1] if own else mask
-            output, weights = attention(q, k, v, part, need_weights=need_weights)
-            outputs.append(output)
-            per_head.append(None if weights is None else weights.squeeze(-3))
-        formed = any(weights is not None for weights in per_head)
-        return torch.cat(outputs, dim=-3), per_head if formed else None
 
 
 def turn_heads(

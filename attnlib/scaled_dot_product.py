@@ -22,6 +22,25 @@ from attnlib.fused import attend_fused
 from attnlib.masks import Mask
 
 
+def masked_softmax(
+    scores: Float[Tensor, "*batch keys"],
+) -> Float[Tensor, "*batch keys"]:
+    """Softmax over the last dimension; a row in which every score is -inf becomes 0.
+
+    Args:
+        scores: any shape; -inf marks a key that must not be attended to.
+
+    Returns:
+        Weights of the same shape: each row sums to 1, or is 0 where nothing is allowed.
+        The gradient of such a row is 0, never NaN.
+
+    Source: chapter 1, eq-softmax, eq-softmax-shift.
+    """
+    nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)  # pretend
+    return weights.masked_fill(nothing_allowed, 0.0)  # and take it back
+
+
 class ScaledDotProductAttention(BaseAttention):
     """Attention(Q, K, V) = softmax(QKᵀ/√d_k) V, with masks and dropout on the weights.
 
@@ -85,22 +104,3 @@ class ScaledDotProductAttention(BaseAttention):
             return None
         options = {"causal": self.causal, "window": self.window, "scale": self.scale}
         return attend_fused(query, key, value, mask, **options)
-
-
-def masked_softmax(
-    scores: Float[Tensor, "*batch keys"],
-) -> Float[Tensor, "*batch keys"]:
-    """Softmax over the last dimension; a row in which every score is -inf becomes 0.
-
-    Args:
-        scores: any shape; -inf marks a key that must not be attended to.
-
-    Returns:
-        Weights of the same shape: each row sums to 1, or is 0 where nothing is allowed.
-        The gradient of such a row is 0, never NaN.
-
-    Source: chapter 1, eq-softmax, eq-softmax-shift.
-    """
-    nothing_allowed = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(nothing_allowed, 0.0), dim=-1)  # pretend
-    return weights.masked_fill(nothing_allowed, 0.0)  # and take it back

@@ -759,7 +759,7 @@ def test_what_has_changed_since_it_passed_is_said_first(folder, ours, monkeypatc
     warned = "`causal_mask` (chapter 1) has changed since it passed: run python check.py 1 "
     assert said.splitlines()[1].startswith(warned)
     assert "… CausalAttention waits for causal_mask" in said
-    assert next_step(book).startswith("write `ScaledDotProductAttention`")  # chapter 1
+    assert next_step(book).startswith("write `masked_softmax`")  # the first of chapter 1
     checked(folder, monkeypatch, "01", note("failed", "masks.causal_mask"))
     book, said = checked(folder, monkeypatch, "03", bad)
     assert "`causal_mask` (chapter 1) does not pass: run python check.py 1" in said
