@@ -80,7 +80,7 @@ def judge(
     if over is not None:
         kept = kept | over[..., None]
     counts = kept.long().cumprod(dim=-1).sum(dim=-1)  # up to the first refusal
-    m = min(counts.flatten().tolist(), default=k)
+    m = min(counts.flatten().tolist(), default=k)  # of the text that keeps fewest
     if m == k:
         last = draw_token(p[..., k, :], generator)
     else:

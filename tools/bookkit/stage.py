@@ -11,8 +11,7 @@ import symtable
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -83,22 +82,18 @@ class Stage:
         return in_a_fork(lambda: self.outcome("answer", source))
 
 
-@cache  # each attempt asks for all cells again
 def used(source: str) -> set[str]:
     """The global names that code reads."""
     return set(global_names(symtable.symtable(source, "", "exec")))
 
 
-@cache
-def defined(source: str) -> list[tuple[str, set[str]]]:
+def defined(source: str) -> Iterator[tuple[str, set[str]]]:
     """Each function and class that code defines, and the global names that it reads."""
-    parts = [
-        n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)
-    ]
-    return [(node.name, used(ast.unparse(node))) for node in parts]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, used(ast.unparse(node))
 
 
-@cache
 def touched(source: str) -> set[str]:
     """The global names that code defines, or whose objects it may change."""
     symbols = symtable.symtable(source, "", "exec").get_symbols()
