@@ -27,6 +27,7 @@ from frame import source_of
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [chapter.name for chapter in read_chapters(ROOT)]
 EDITION = ("tools/editions/colab.py", "pyproject.toml")
+SETUP = "!tools/editions/setup_cell.py"  # code, of which JupyterLab shows the text only
 # What a notebook in Colab has: these, and what they need. attnlib comes by its first cell.
 LIBRARIES = ["torch", "numpy", "jaxtyping", "matplotlib", "ipykernel", "triton", "pip"]
 EXTRAS = ["safetensors", "tokenizers", "transformers", "gguf"]  # where it asks for them
@@ -248,7 +249,7 @@ def lab(notebooks, browser, tmp_path_factory):
         page.close()
 
 
-@pytest.mark.costly("lab/{page}", "tools/editions/colab.py", source_of)
+@pytest.mark.costly("lab/{page}", "tools/editions/colab.py", SETUP, source_of)
 @pytest.mark.parametrize("page", CHAPTERS)
 def test_jupyterlab_shows_the_formulas(lab, notebooks, page):
     """As many as the text has, each with its number; and nothing leaves the machine."""

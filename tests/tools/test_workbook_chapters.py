@@ -45,6 +45,7 @@ def small_tests_of(key):
 
 
 TOOLS = ("tools/workkit/*.py", "tools/editions/workbook*.py", "book/workbook/folder/*")
+TOOLS += ("!tools/editions/colab.py",)  # which the site is built with, and no workbook
 # The two programs that try all of the package: a chapter needs of them its own tests.
 OTHERS = ("!tools/workkit/trials.py", "!book/workbook/folder/small_tests.py")
 WORK = (*TOOLS, *OTHERS, "book/{key}_*.ipynb#code", blanks_of, small_tests_of)

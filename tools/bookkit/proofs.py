@@ -5,8 +5,8 @@ at in a browser, a kernel compiled. Its key is the hash of the files that it dep
 Python files, with all that they import of this repository, chapters, pages, data; of the
 pins in requirements.txt; and of Python's version and the system. A name imported from
 `attnlib` leads to the module that defines it, so that a change of chapter 20 leaves chapter
-3 proven; and of a file of tests counts what the test uses of it. Of code counts what it
-does: comments and docstrings are no part of it.
+3 proven; and of a file of tests or tools counts what is used of it. Of code counts what it
+does: comments and docstrings are no part of it, nor is the order of functions and classes.
 
 `tests/proofs.json` holds the keys that were proven. Content alone decides: no clock, no
 commit.
@@ -32,7 +32,7 @@ RECORD = "tests/proofs.json"
 PINS = "requirements.txt"
 MODEL = "requirements-model.txt"  # a trained model, pinned as well
 ROOMS = ("tools", "benchmarks", "examples", "tests/*")  # where imports are looked for
-TESTS = "tests/"  # of whose files a proof needs what it names
+PARTED = ("tests/", "tools/")  # of whose files a proof needs what it names
 FILE = re.compile(r'"((?:_static|\.\./[\w/]+)/[\w.-]+)"')  # as a chapter names one
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 Need = str | Callable[..., str]
@@ -126,7 +126,7 @@ class Proofs:
             files = FILE.findall("\n".join(sources(path, "code")))
             found |= {(path.parent.joinpath(file).resolve(), None) for file in files}
         there = ((self.name(file), of) for file, of in found if file and file.is_file())
-        return {(file, (of or "") if file.startswith(TESTS) else "") for file, of in there}
+        return {(file, (of or "") if file.startswith(PARTED) else "") for file, of in there}
 
     def find(self, module: str, name: str | None) -> Path | None:
         """The file that defines a module, or a name of it; None if it is not ours."""
@@ -182,8 +182,23 @@ def statements_of(path: Path) -> list[Statement]:
         body = getattr(node, "body", None)
         if isinstance(body, list) and len(body) > 1 and is_text(body[0]):
             del body[0]  # one that is all there is stays, as a body needs a statement
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) or (node is tree and path.suffix == ".py"):
+            node.body = in_any_order(node.body)
     parts = parts_used(tree)
     return [statement(one, parts) for node in tree.body for one in one_by_one(node)]
+
+
+def in_any_order(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements of a module or class, with its functions and classes last, and sorted.
+
+    One whose name is bound a second time keeps its place, as there the last one counts. One
+    that is moved before what it needs at once, such as a base, can't be imported.
+    """
+    bound = Counter(name for node in body for name in names_defined(node))
+    kinds = ast.FunctionDef | ast.ClassDef
+    moved = [node for node in body if isinstance(node, kinds) and bound[node.name] == 1]
+    return [node for node in body if node not in moved] + sorted(moved, key=ast.dump)
 
 
 def parts_used(tree: ast.AST) -> dict[str, set[str]]:

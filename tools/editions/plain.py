@@ -90,7 +90,7 @@ class Plain:
         kind, said, target = match.groups()
         if kind.startswith("cite:"):
             return self.cite(kind, target)
-        place = self.places[kind, target.lower() if kind in ("ref", "term") else target]
+        place = self.places[kind, target.lower() if kind == "term" else target]
         return self.link(said or (target if kind == "term" else place["text"]), place["at"])
 
     def cite(self, kind: str, keys: str) -> str:
