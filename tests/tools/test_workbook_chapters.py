@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 
 import pytest
 
@@ -22,16 +23,17 @@ CHAPTERS = {chapter.key: chapter for chapter in read_chapters(ROOT)}
 TASKED = [key for key, c in CHAPTERS.items() if any(cell.exercise for cell in c.code_cells)]
 RECORDED = sorted(p.name[:2].rstrip("_") for p in (ROOT / "book/workbook").glob("*.json"))
 ANSWERED = sorted(path.stem for path in WRITTEN.glob("*.py"))
+ENTRIES = tomllib.loads((ROOT / "book/workbook/blanks.toml").read_text("utf-8"))["blank"]
+SMALL = small_tests(ROOT / "book/workbook/folder")
 every_chapter = pytest.mark.parametrize("key", TASKED)
 
 
+@cache
 def entries_of(key):
     """What is said of each blank of a chapter."""
     cells = CHAPTERS[key].code_cells
     modules = {cell.module.replace("/", ".") for cell in cells if cell.module}
-    text = (ROOT / "book" / "workbook" / "blanks.toml").read_text("utf-8")
-    entries = tomllib.loads(text)["blank"]
-    return [e for e in entries if e["name"].rpartition(".")[0] in modules]
+    return [e for e in ENTRIES if e["name"].rpartition(".")[0] in modules]
 
 
 def blanks_of(key):
@@ -40,8 +42,7 @@ def blanks_of(key):
 
 def small_tests_of(key):
     """The small tests of the definitions of a chapter."""
-    every = small_tests(ROOT / "book" / "workbook" / "folder")
-    return repr([every.get(entry["name"]) for entry in entries_of(key)])
+    return repr([SMALL.get(entry["name"]) for entry in entries_of(key)])
 
 
 TOOLS = ("tools/workkit/*.py", "tools/editions/workbook*.py", "book/workbook/folder/*")

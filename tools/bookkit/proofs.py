@@ -150,9 +150,11 @@ class Proofs:
         return None
 
 
-def imports(tree: ast.AST, parts: dict[str, set[str]]) -> Iterator[tuple[str, str | None]]:
+def imports(
+    nodes: list[ast.AST], parts: dict[str, set[str]]
+) -> Iterator[tuple[str, str | None]]:
     """The modules that code imports, each with a name that it takes of it."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:  # `import package`, of which parts may be used only
                 taken = parts.get(alias.name, {None}) if not alias.asname else {None}
@@ -232,7 +234,7 @@ def statement(node: ast.stmt, parts: dict[str, set[str]]) -> Statement:
     }
     auto = any(isinstance(n, ast.keyword) and n.arg == "autouse" for n in inside)
     always = auto or not defines or any(name.startswith("pytest") for name in defines)
-    return Statement(ast.dump(node), defines, uses, [*imports(node, parts)], always)
+    return Statement(ast.dump(node), defines, uses, [*imports(inside, parts)], always)
 
 
 def names_defined(node: ast.stmt) -> set[str]:
