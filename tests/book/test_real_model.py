@@ -99,7 +99,7 @@ def test_chapter_20_runs_on_a_folder_of_the_readers(gpt2):
 def test_chapter_21_runs_on_a_folder_of_the_readers(qwen):
     assert (qwen / "model.safetensors.index.json").is_file()
     told = run_chapter("21_llama", ATTNLIB_LLAMA=str(qwen))
-    assert "[76, 26, 228, 5, 75" not in told  # what the small model writes
+    assert "The capital" in told and "is Rome" not in told  # which SmolLM2 writes
 
 
 def test_the_lines_for_engineers_run(gpt2, capsys):
