@@ -160,8 +160,8 @@ BACKENDS = {
     "fused": Backend(attend_fused, fused_suits, grouped=True),
 }
 # What "auto" asks, in this order. On a CPU PyTorch's function is as fast as the tiles for
-# thousands of tokens and faster for few (benchmarks/results/backends.json); on a GPU no
-# record compares the kernels yet.
+# thousands of tokens and faster for few (benchmarks/results/backends.json); on an H200 it
+# chose cuDNN, which was faster than our kernels (benchmarks/results/flash_gpu.json).
 FASTEST = ("fused", "triton", "torch")
 
 

@@ -258,7 +258,8 @@ def flash_decoding_triton(
 
     The keys of each head are split over programs, and a second kernel merges what they
     find. Any number of shares gives the same numbers to round-off. A given number gives the
-    same bits, whatever else is in the batch; the number that is chosen depends on it.
+    same bits for the same M, whatever else is in the batch; the number that is chosen
+    depends on it.
 
     Args:
         query: shape (..., N, d_k), float16, bfloat16 or float32, d_k ≤ 256. N is small.

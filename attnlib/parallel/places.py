@@ -119,7 +119,7 @@ def hops_needed(
     keys: Int[Tensor, "ranks 2 keys"],
     pieces: int = 8,
 ) -> int:
-    """How often the keys must be passed on until every query has met all that it sees.
+    """How often the keys are passed on, so that every query has met all that it sees.
 
     Args:
         rule: which query may see which key.
