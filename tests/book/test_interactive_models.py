@@ -33,7 +33,7 @@ def chapter(tmp_path_factory):
     pytest.importorskip("safetensors")
     book = json.loads((ROOT / "book" / "20_gpt2.ipynb").read_text("utf-8"))
     cells = ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
-    space = {"V": 16, "h": 4, "L": 2, "first": 0}
+    space = {"V": 16, "h": 4, "L": 2, "first": 0, "prompt": "", "write": lambda *_: ""}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLIB_GPT2", raising=False)
         for start in (
