@@ -27,7 +27,7 @@ from frame import source_of
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [chapter.name for chapter in read_chapters(ROOT)]
 EDITION = ("tools/editions/colab.py", "pyproject.toml")
-SETUP = "!tools/editions/setup_cell.py"  # code, of which JupyterLab shows the text only
+SETUP = "!tools/editions/setup_cell.py"  # makes a cell of code, which has no formulas
 # What a notebook in Colab has: these, and what they need. attnlib comes by its first cell.
 LIBRARIES = ["torch", "numpy", "jaxtyping", "matplotlib", "ipykernel", "triton", "pip"]
 EXTRAS = ["safetensors", "tokenizers", "transformers", "gguf"]  # where it asks for them

@@ -223,55 +223,52 @@ def test_a_part_of_a_chapter_is_no_name_in_it(house):
     assert {kind[0] for kind in after if after[kind] != before[kind]} == {*"wrc"}
 
 
-TWICE = ["def one():\n    return 1\n", "def one():\n    return 2\n", "one = max\n"]
-ORDERS = {  # of the statements of a module, and whether another order counts
-    "functions": (
-        ["def one():\n    return 1\n", "def two():\n    return one()\n"],
-        False,
-        "",
+ONE, TWO = "def one():\n    return 1\n", "def two():\n    return one()\n"
+SIZED = "def one(size=size):\n    return size\n"
+IN_CLASS = ["    def one(self):\n        return 1\n", "    def two(self):\n        pass\n"]
+PROPERTY = f"    @property\n{IN_CLASS[0]}"
+SETTER = "    @one.setter\n    def one(self, value):\n        pass\n"
+ORDERS = {  # what stands before, two statements, and whether their order counts
+    "functions": ("", ONE, TWO, False),
+    "a class": ("", ONE, "class Two:\n    pass\n", False),
+    "a name bound twice": ("", ONE, "def one():\n    return 2\n", True),
+    "a name bound again": ("", ONE, "one = max\n", True),
+    "a name bound again, perhaps": ("", ONE, "if 1:\n    def one():\n        pass\n", True),
+    "a default": ("size = 1\n", SIZED, "size = 2\n", True),
+    "a decorator": ("from attnlib.two import two\n", f"@two\n{ONE}", "x = two()\n", True),
+    "calls": ("", "print(1)\n", "print(2)\n", True),
+    "numbers": ("", "one = 1\n", "two = 2\n", True),
+    "methods": ("class One:\n    x = 0\n", *IN_CLASS, False),
+    "a property": ("class One:\n    x = 0\n", PROPERTY, SETTER, True),
+    "a method and a number": (
+        "class One:\n    x = 0\n",
+        IN_CLASS[0],
+        "    one = 1\n",
+        True,
     ),
-    "a class": (["def one():\n    return 1\n", "class Two:\n    pass\n"], False, ""),
-    "a name bound twice": (TWICE[:2], True, ""),
-    "a name bound again": (TWICE[1:], True, ""),
-    "calls": (["print(1)\n", "print(2)\n"], True, ""),
-    "numbers": (["one = 1\n", "two = 2\n"], True, ""),
 }
 
 
-METHODS = [
-    "    def one(self):\n        return 1\n",
-    "    def two(self):\n        return 2\n",
-]
-AGAIN = "    @one.setter\n    def one(self, value):\n        pass\n"
-ORDERS |= {
-    f"in a class, {kind}": (lines, counts, "class One:\n    x = 0\n")
-    for kind, lines, counts in (
-        ("methods", METHODS, False),
-        ("a property", [f"    @property\n{METHODS[0]}", AGAIN], True),
-        ("a method and a number", [METHODS[0], "    one = 1\n"], True),
-    )
-}
-
-
-@pytest.mark.parametrize(("statements", "counts", "head"), ORDERS.values(), ids=ORDERS)
-def test_functions_and_classes_may_change_places(house, statements, counts, head):
+@pytest.mark.parametrize(("before", "one", "other", "counts"), ORDERS.values(), ids=ORDERS)
+def test_functions_and_classes_may_change_places(house, before, one, other, counts):
     found = []
-    for order in (statements, statements[::-1]):
-        write_text(house / "attnlib" / "one.py", "\n".join([head, *order]))
+    for order in ((before, one, other), (before, other, one)):
+        write_text(house / "attnlib" / "one.py", "\n".join(order))
         found.append(keys(house)["c"])
     assert (found[0] != found[1]) == counts
 
 
 def test_of_a_tool_counts_what_another_imports(house):
-    """A program, which runs all that it has, is named whole."""
-    write_text(house / "tools" / "room" / "main.py", "from room.help import helped\n")
-    write_text(house / "tools" / "room" / "help.py", HELP)
-    needs = ["tools/room/main.py"], ["tools/room/help.py"]
+    """Of one that is imported as a whole, all of it."""
+    write_text(house / "tools/room/show.py", "from room.help import helped\n")
+    write_text(house / "tools/room/all.py", "from room import help\n")
+    write_text(house / "tools/room/help.py", HELP)
+    needs = ["tools/room/show.py"], ["tools/room/all.py"]
     before = [Proofs(house).key(need) for need in needs]
-    write_text(house / "tools" / "room" / "help.py", HELP.replace("return 1", "return 2"))
+    write_text(house / "tools/room/help.py", HELP.replace("return 1", "return 2"))
     after = [Proofs(house).key(need) for need in needs]
     assert after[0] == before[0] and after[1] != before[1]
-    write_text(house / "tools" / "room" / "help.py", HELP.replace("two()", "two() + 1"))
+    write_text(house / "tools/room/help.py", HELP.replace("two()", "two() + 1"))
     assert Proofs(house).key(needs[0]) != after[0]
 
 

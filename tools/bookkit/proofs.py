@@ -131,6 +131,8 @@ class Proofs:
     def find(self, module: str, name: str | None) -> Path | None:
         """The file that defines a module, or a name of it; None if it is not ours."""
         path = self.module(module)
+        if path is None and name is not None:  # of a room, a file
+            return self.module(f"{module}.{name}")
         if path is None or name is None or path.name != "__init__.py":
             return path
         for one in self.statements(path):
@@ -194,13 +196,27 @@ def statements_of(path: Path) -> list[Statement]:
 def in_any_order(body: list[ast.stmt]) -> list[ast.stmt]:
     """Statements of a module or class, with its functions and classes last, and sorted.
 
-    One whose name is bound a second time keeps its place, as there the last one counts. One
-    that is moved before what it needs at once, such as a base, can't be imported.
+    Where one stands matters if it is decorated, as a decorator may count its calls, or if
+    it or a name that it uses is bound twice, as a default value may be another then. Such a
+    one keeps its place. One that is moved before its base can't be imported.
     """
-    bound = Counter(name for node in body for name in names_defined(node))
-    kinds = ast.FunctionDef | ast.ClassDef
-    moved = [node for node in body if isinstance(node, kinds) and bound[node.name] == 1]
-    return [node for node in body if node not in moved] + sorted(moved, key=ast.dump)
+    bound = Counter(name for node in body for name in names_bound(node))
+
+    def moves(node: ast.stmt) -> bool:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.decorator_list:
+            return False
+        used = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        return all(bound[name] < 2 for name in {node.name, *used})
+
+    stay = [node for node in body if not moves(node)]
+    return stay + sorted(filter(moves, body), key=ast.dump)
+
+
+def names_bound(node: ast.stmt) -> set[str]:
+    """What a statement binds, inside of an `if`, a loop or a `try` as well."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    return {name for inner in ast.walk(node) for name in names_defined(inner)}
 
 
 def parts_used(tree: ast.AST) -> dict[str, set[str]]:
