@@ -10,7 +10,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from bookkit.chapters import read_chapters
+from bookkit.faults import patched
 from bookkit.mistakes import read_faults, wanted
+from bookkit.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = read_chapters(ROOT)
@@ -27,6 +29,13 @@ def test_each_equation_and_exercise_has_mistakes(chapter):
         said = fault.mistake
         assert said.endswith(".") and 20 <= len(said) <= 160, f"a sentence: {said}"
     assert len({str(fault) for fault in faults}) == len(faults), "one stands there twice"
+
+
+@each_chapter
+def test_what_a_mistake_changes_is_in_the_chapter(chapter):
+    for fault in read_faults(ROOT, chapter):
+        if fault.kind == "equation":
+            patched(Stage(chapter), fault)  # refuses what does not stand there once
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mistakes are planted in forks")
