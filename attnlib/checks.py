@@ -4,8 +4,10 @@
 Derived in appendix A, "The contract" (book/A_contract.ipynb).
 """
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Protocol, runtime_checkable
 
@@ -228,22 +230,32 @@ def refuse_bad_tokens(
             )
 
 
-def explain_tokens(layer: nn.Module, features: int, **tokens: Tensor) -> None:
-    """Says what is wrong with the tokens of a layer, after PyTorch has refused them.
+def explained(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's `forward`, which says what is wrong with tokens that PyTorch refuses.
 
-    Args:
-        layer: the first of its projections, whose parameters have its dtype and device.
-        features: size of the last dimension of the tokens.
-        tokens: by the names of the arguments.
-
-    Raises:
-        TypeError, ValueError: see `refuse_bad_tokens`; nothing, if it finds nothing.
+    Tokens are the arguments x, query, key and value. They need what the first of the
+    layer's projections does: features, dtype and device. While all is well, nothing is
+    looked at.
 
     Source: the contract, appendix A.
     """
-    weight = next(layer.parameters())
-    for name, x in tokens.items():
-        refuse_bad_tokens(name, x, features, weight, dims=2)
+    arguments = inspect.signature(forward)
+
+    @wraps(forward)
+    def called(self: nn.Module, *args: Any, **options: Any) -> Any:
+        try:
+            return forward(self, *args, **options)
+        except Exception:
+            given = arguments.bind(self, *args, **options).arguments
+            first = next(self.children())
+            size, weight = getattr(first, "in_features", 0), next(first.parameters(), None)
+            known = size and weight is not None  # a layer in its place may not say
+            for name in ("x", "query", "key", "value"):
+                if known and given.get(name) is not None:
+                    refuse_bad_tokens(name, given[name], size, weight, dims=2)
+            raise
+
+    return called
 
 
 def copy_parameter(parameter: Tensor | None) -> nn.Parameter | None:

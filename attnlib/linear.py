@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from attnlib.base import BaseAttention, repeat_shared
 from attnlib.cache import require_rows
-from attnlib.checks import explain_tokens, refuse_bad_inputs, require_count, require_flag
+from attnlib.checks import explained, refuse_bad_inputs, require_count, require_flag
 from attnlib.masks import Mask
 from attnlib.multi_head import head_sizes, merge_heads, split_heads
 from attnlib.projection import Projection
@@ -414,6 +414,7 @@ class GatedLinearAttention(nn.Module):
             self.gate_proj.b.copy_(torch.linspace(1, 6, num_heads))
         self.attention = LinearAttention(feature, causal=True, piece=piece)
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "*batch tokens embed_dim"],
@@ -439,13 +440,9 @@ class GatedLinearAttention(nn.Module):
         """
         if positions is not None:
             raise ValueError("positions: expected None, since nothing turns here")
-        try:
-            each = self.q_proj, self.k_proj, self.v_proj
-            q, k, v = (split_heads(proj(x), self.num_heads) for proj in each)
-            log_decay = F.logsigmoid(self.gate_proj(x)).mT  # (..., heads, n)
-        except Exception:
-            explain_tokens(self.q_proj, self.embed_dim, x=x)
-            raise
+        each = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (split_heads(proj(x), self.num_heads) for proj in each)
+        log_decay = F.logsigmoid(self.gate_proj(x)).mT  # (..., heads, n)
         dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
         q, k = (self.attention.feature(y).to(wide) for y in (q, k))
         if mask is not None:  # whatever stands where no token is, it does nothing

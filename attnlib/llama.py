@@ -41,40 +41,6 @@ from attnlib.scaled_dot_product import ScaledDotProductAttention
 from attnlib.transformer import LanguageModel, TransformerBlock
 
 
-class LlamaBlock(TransformerBlock):
-    """Attention, then a gated network, each behind an RMS norm and beside a residual path.
-
-    Args:
-        embed_dim, num_heads: as for `TransformerBlock`.
-        d_ff: hidden features of the gated network.
-        eps: ε of the norms.
-        ffn_bias: whether the gated network has biases.
-        options: of `LlamaAttention`.
-
-    Attributes:
-        attention, feed_forward: `LlamaAttention` and `GatedFeedForward`.
-        norm_1, norm_2: `RMSNorm(embed_dim, eps)`.
-
-    Source: chapter 21, eq-llama-block; Touvron et al. (2023).
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        d_ff: int,
-        *,
-        eps: float = 1e-6,
-        ffn_bias: bool = False,
-        **options: Any,
-    ) -> None:
-        nn.Module.__init__(self)  # other parts; forward is chapter 9's
-        self.dropout, self.norm_first = 0.0, True
-        self.norm_1, self.norm_2 = RMSNorm(embed_dim, eps), RMSNorm(embed_dim, eps)
-        self.attention = LlamaAttention(embed_dim, num_heads, **options)
-        self.feed_forward = GatedFeedForward(embed_dim, d_ff, bias=ffn_bias)
-
-
 @dataclass(frozen=True)
 class LlamaConfig:
     """The sizes of a `Llama`, and what sets its relatives apart.
@@ -115,6 +81,23 @@ class LlamaConfig:
     head_norm: bool = False
 
 
+def require_config(config: LlamaConfig) -> tuple[int, int]:
+    """Features of a token and of a head.
+
+    Raises:
+        TypeError: no `LlamaConfig`, or a size that is no whole number.
+        ValueError: a size below 1, or embed_dim not divisible by num_heads without a d_k.
+
+    Source: chapter 21.
+    """
+    if not isinstance(config, LlamaConfig):
+        raise TypeError(f"config: expected a LlamaConfig, got {type(config).__name__}")
+    require_sizes(vocab_size=config.vocab_size, context_length=config.context_length)
+    require_sizes(num_layers=config.num_layers)
+    d, num_heads = config.embed_dim, config.num_heads
+    return d, require_head_width(d, num_heads, config.d_k)
+
+
 def require_same_window(heads: nn.Module, window: int | None) -> None:
     """Refuses heads that see another number of tokens than the model.
 
@@ -126,6 +109,35 @@ def require_same_window(heads: nn.Module, window: int | None) -> None:
     for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
         if head.window != window:
             raise ValueError(f"attention: expected window={window}, got {head.window}")
+
+
+class LlamaBlock(TransformerBlock):
+    """Attention, then a gated network, each behind an RMS norm and beside a residual path.
+
+    Args:
+        config: the sizes of the model.
+        attention: what a head is, see `make_heads`.
+        rotary: what turns queries and keys; `None` means that nothing does.
+
+    Attributes:
+        attention, feed_forward: `LlamaAttention` and `GatedFeedForward`.
+        norm_1, norm_2: `RMSNorm(embed_dim, eps)`.
+
+    Source: chapter 21, eq-llama-block; Touvron et al. (2023).
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        attention: AttentionLike | None = None,
+        rotary: Rotary | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # other parts; forward is chapter 9's
+        self.dropout, self.norm_first = 0.0, True
+        d, eps = config.embed_dim, config.eps
+        self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
+        self.attention = LlamaAttention(config, attention, rotary)
+        self.feed_forward = GatedFeedForward(d, config.d_ff, bias=config.ffn_bias)
 
 
 class Llama(LanguageModel):
@@ -153,40 +165,23 @@ class Llama(LanguageModel):
 
     def __init__(self, config: LlamaConfig, attention: AttentionLike | None = None) -> None:
         nn.Module.__init__(self)  # other parts; generate is chapter 9's
-        if not isinstance(config, LlamaConfig):
-            got = type(config).__name__
-            raise TypeError(f"config: expected a LlamaConfig, got {got}")
-        require_sizes(vocab_size=config.vocab_size, context_length=config.context_length)
-        require_sizes(num_layers=config.num_layers)
-        embed_dim, num_heads = config.embed_dim, config.num_heads
-        d_k = require_head_width(embed_dim, num_heads, config.d_k)
+        d, d_k = require_config(config)
         self.context_length, self.dropout = config.context_length, 0.0
-        self.token_embedding = nn.Embedding(config.vocab_size, embed_dim)
-        nn.init.normal_(self.token_embedding.weight, std=embed_dim**-0.5)
+        self.token_embedding = nn.Embedding(config.vocab_size, d)
+        nn.init.normal_(self.token_embedding.weight, std=d**-0.5)
         rotary = RotaryPositions(d_k) if config.rotary is None else config.rotary
         self.positions = copy.deepcopy(rotary)  # a configuration may serve several models
         if attention is None:
             window, dropout = config.window, config.dropout
             attention = ScaledDotProductAttention(dropout, causal=True, window=window)
-        options = {"eps": config.eps, "ffn_bias": config.ffn_bias, "d_k": d_k}
-        options |= {"bias": config.qkv_bias, "out_bias": config.out_bias}
-        options |= {"head_norm": config.eps if config.head_norm else None}
-        options |= {"rotary": self.positions, "num_kv_heads": config.num_kv_heads}
         self.blocks = nn.ModuleList(
-            LlamaBlock(
-                embed_dim,
-                num_heads,
-                config.d_ff,
-                attention=copy.deepcopy(attention),
-                **options,
-            )
+            LlamaBlock(config, copy.deepcopy(attention), self.positions)
             for _ in range(config.num_layers)
         )
         require_causal(self.blocks[0].attention.attention)
         require_same_window(self.blocks[0].attention.attention, config.window)
-        self.norm = RMSNorm(embed_dim, config.eps)
-        tied = config.tied
-        self.head = None if tied else Projection(embed_dim, config.vocab_size, bias=False)
+        self.norm = RMSNorm(d, config.eps)
+        self.head = None if config.tied else Projection(d, config.vocab_size, bias=False)
 
     def logits(
         self, x: Float[Tensor, "*batch embed_dim"]
@@ -499,14 +494,12 @@ class NormedProjection(Projection):
 
 
 class LlamaAttention(MultiHeadAttention):
-    """Multi-head attention whose heads may have any width, and norms on queries and keys.
+    """Multi-head attention with the sizes of a `LlamaConfig`, its biases and its norms.
 
     Args:
-        embed_dim, num_heads, attention, rotary, num_kv_heads: as for `MultiHeadAttention`.
-        bias: whether the projections to queries, keys and values have a bias.
-        out_bias: whether the output projection has one.
-        d_k: features of a head; `None` means embed_dim / num_heads.
-        head_norm: ε of the norms of queries and keys; `None` means that there are none.
+        config: the sizes, which projections have biases, and whether queries and keys are
+            normalized.
+        attention, rotary: as for `MultiHeadAttention`.
 
     Attributes:
         q_proj, k_proj: `Projection` or `NormedProjection` layers, to num_heads · d_k and
@@ -514,35 +507,25 @@ class LlamaAttention(MultiHeadAttention):
         v_proj, out_proj: `Projection` layers.
 
     Raises:
-        ValueError: see `MultiHeadAttention`; embed_dim need not be divisible if d_k is
-            given.
+        TypeError, ValueError: see `MultiHeadAttention`.
 
     Source: chapter 21, eq-llama-block, eq-head-norm.
     """
 
     def __init__(
         self,
-        embed_dim: int,
-        num_heads: int,
+        config: LlamaConfig,
         attention: AttentionLike | None = None,
-        bias: bool = False,
         rotary: Rotary | None = None,
-        num_kv_heads: int | None = None,
-        *,
-        out_bias: bool = False,
-        d_k: int | None = None,
-        head_norm: float | None = None,
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, attention, bias, rotary, num_kv_heads, d_k=d_k
-        )
+        d, h, bias = config.embed_dim, config.num_heads, config.qkv_bias
+        super().__init__(d, h, attention, bias, rotary, config.num_kv_heads, d_k=config.d_k)
         q_dim, kv_dim = self.q_proj.out_features, self.k_proj.out_features
-        if head_norm is not None:
-            d_k = q_dim // num_heads
-            self.q_proj = NormedProjection(embed_dim, q_dim, bias, d_k, head_norm)
-            self.k_proj = NormedProjection(embed_dim, kv_dim, bias, d_k, head_norm)
-        if out_bias != bias:
-            self.out_proj = Projection(q_dim, embed_dim, out_bias)
+        if config.head_norm:
+            self.q_proj = NormedProjection(d, q_dim, bias, q_dim // h, config.eps)
+            self.k_proj = NormedProjection(d, kv_dim, bias, q_dim // h, config.eps)
+        if config.out_bias != bias:
+            self.out_proj = Projection(q_dim, d, config.out_bias)
 
 
 def require_head_width(embed_dim: int, num_heads: int, d_k: int | None) -> int:

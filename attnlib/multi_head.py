@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attnlib.base import BaseAttention
 from attnlib.checks import (
     CacheLike,
-    explain_tokens,
+    explained,
     refuse_ambiguous_mask,
     refuse_bad_positions,
     refuse_hidden_padding,
@@ -110,6 +110,7 @@ class MultiHeadAttention(nn.Module):
         self.attention = make_heads(attention, num_heads)
         self.rotary = require_rotary(rotary)
 
+    @explained
     def forward(
         self,
         query: Float[Tensor, "*batch queries embed_dim"],
@@ -145,23 +146,16 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         if mask is not None:
             refuse_ambiguous_mask(mask, query)
-        try:
-            q = split_heads(self.q_proj(query), self.num_heads)  # (..., h, N, d_k)
-            k = split_heads(self.k_proj(key), self.num_kv_heads)  # (..., h, M, d_k)
-            v = split_heads(self.v_proj(value), self.num_kv_heads)
-        except Exception:
-            tokens = {"query": query, "key": key, "value": value}
-            explain_tokens(self.q_proj, self.embed_dim, **tokens)
-            raise
-        if parts or self.rotary is not None:
+        q = split_heads(self.q_proj(query), self.num_heads)  # (..., h, N, d_k)
+        k = split_heads(self.k_proj(key), self.num_kv_heads)  # (..., h, M, d_k)
+        v = split_heads(self.v_proj(value), self.num_kv_heads)
+        if parts or self.rotary is not None:  # positions and a cache, chapters 16 and 17
             q, k, v, mask = place_heads(self, q, k, v, mask, key is query, **parts)
-        shared = self.num_kv_heads < self.num_heads
-        output, weights = self.attention(
-            q, k, v, mask, need_weights=need_weights, enable_gqa=shared
+        heads, weights = self.attention(
+            q, k, v, mask, need_weights=need_weights, enable_gqa=True
         )
-        one_for_all = isinstance(weights, Tensor)
-        per_head = list(weights.unbind(dim=-3)) if one_for_all else weights
-        return self.out_proj(merge_heads(output)), per_head
+        weights = list(weights.unbind(dim=-3)) if isinstance(weights, Tensor) else weights
+        return self.out_proj(merge_heads(heads)), weights
 
     def extra_repr(self) -> str:
         """What `print` shows besides the projections and the heads."""

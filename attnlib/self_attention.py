@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnlib.base import BaseAttention
-from attnlib.checks import explain_tokens, require_flag
+from attnlib.checks import explained, refuse_bad_tokens, require_flag
 from attnlib.masks import Mask
 from attnlib.scaled_dot_product import ScaledDotProductAttention
 
@@ -33,12 +33,12 @@ class SelfAttention(nn.Module):
     def __init__(self, d_in: int, d_out: int, dqv_bias: bool = False) -> None:
         super().__init__()
         require_flag("dqv_bias", dqv_bias)
-        self.d_in = d_in
         self.W_query = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=dqv_bias)
         self.attention: BaseAttention = ScaledDotProductAttention()
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "*batch tokens d_in"],
@@ -66,14 +66,10 @@ class SelfAttention(nn.Module):
             ValueError: x has fewer than 2 dimensions, not d_in features, or another
                 device; or the mask does not broadcast.
         """
-        try:
-            query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
-            if query.is_meta:  # without data, of which PyTorch takes any
-                explain_tokens(self.W_query, self.d_in, x=x)
-            context_vector, attn_weights = self.attention(
-                query, key, value, mask, need_weights=return_weights
-            )
-        except Exception:
-            explain_tokens(self.W_query, self.d_in, x=x)
-            raise
+        query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
+        if query.is_meta:  # without data, PyTorch takes any
+            refuse_bad_tokens("x", x, self.W_query.in_features, self.W_query.weight, dims=2)
+        context_vector, attn_weights = self.attention(
+            query, key, value, mask, need_weights=return_weights
+        )
         return (context_vector, attn_weights) if return_weights else context_vector

@@ -23,7 +23,7 @@ CENTRAL = {
     "02": "SelfAttention",
     "03": "CausalAttention",
     "04": "Projection",
-    "05": "MultiHeadAttention HeadList padding_mask",
+    "05": "MultiHeadAttention padding_mask",
     "06": "LearnedBiasAttention",
     "07": "LayerNorm",
     "08": "FeedForwardNetwork",

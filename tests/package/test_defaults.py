@@ -41,10 +41,10 @@ USUAL = {
 # By the function or the class, where it is another.
 SMALL, NO_BIAS, PAGES = {"eps": 1e-6}, {"bias": False}, {"causal": True}
 OTHERS = {
-    **{"RMSNorm": SMALL, "RMSNormLayer": SMALL, "LlamaConfig": SMALL, "LlamaBlock": SMALL},
+    **{"RMSNorm": SMALL, "RMSNormLayer": SMALL, "LlamaConfig": SMALL},
     **{"Adam": {"eps": 1e-8}, "complex_step": {"step": 1e-30}},
     **{"rank_gradients": {"step": 1e-6}, "require_padding": {"least": 0}},
-    **{"GatedFeedForwardLayer": NO_BIAS, "LlamaAttention": NO_BIAS},
+    **{"GatedFeedForwardLayer": NO_BIAS},
     "GatedFeedForward": {**NO_BIAS, "activation": torch.nn.functional.silu},
     **{"GPT2": {"activation": gelu_tanh}, "LanguageModel": {"positions": "learned"}},
     **{"paged_attention": PAGES, "paged_attention_triton": PAGES},

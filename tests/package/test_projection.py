@@ -10,11 +10,12 @@ from attnlib import (
     GatedFeedForward,
     LanguageModel,
     LayerNorm,
+    MultiHeadAttention,
     Projection,
     RMSNorm,
     TransformerBlock,
 )
-from attnlib.llama import LlamaBlock, NormedProjection
+from attnlib.llama import LlamaBlock, LlamaConfig, NormedProjection
 from drawn import close, each_refused, normal, refuses
 
 X = normal(2, 5, 8, dtype=torch.float32)
@@ -67,7 +68,8 @@ def test_heads_with_a_wrapped_norm():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: TransformerBlock(8, 2), lambda: LlamaBlock(8, 2, 6)]
+    "make",
+    [lambda: TransformerBlock(8, 2), lambda: LlamaBlock(LlamaConfig(7, 9, 8, 2, 1, 6))],
 )
 def test_a_block_whose_network_and_norms_are_wrapped(make):
     block = make()
@@ -166,3 +168,13 @@ CASES = {
         lambda: Projection.from_linear(Projection(3, 2)),
 }  # fmt: skip
 test_types = each_refused(TypeError, CASES)
+
+
+def test_what_a_wrapped_projection_refuses_is_told_as_it_is():
+    layer = MultiHeadAttention(8, 2)
+    wrap(layer)  # which hides how many features there should be
+    with refuses("input: expected …, the last of 8 features, got shape (2, 5, 5)"):
+        layer(X[..., :5])
+    layer.q_proj = nn.Softmax(dim=-1)  # without parameters
+    with pytest.raises(RuntimeError, match="unflatten"):
+        layer(X[..., :5])

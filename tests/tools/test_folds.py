@@ -1,4 +1,4 @@
-"""What of an open listing is folded: its imports, and the sections of its docstrings."""
+"""What of an open listing is folded: imports, types, and the sections of docstrings."""
 
 import re
 from html import unescape
@@ -75,6 +75,41 @@ def test_imports_are_folded_and_those_of_the_package_named():
     assert folds_of("import math\nx = 1\nimport os\nimport re") == []
 
 
+TYPED = """class Pair:
+    @kept
+    def sum(
+        self,
+        first: Float[Tensor, "n"],
+        second: str = "all",
+        *others: int,
+        scale: float | None = None,
+        **more: Any,
+    ) -> Float[Tensor, "n"]:
+        # a comment
+        return first
+"""
+
+
+def test_a_signature_of_several_lines_is_shown_without_its_types():
+    (fold,) = folds_of(TYPED)
+    assert (fold.start, fold.end, fold.line) == (2, 10, "types")
+    short = '    def sum(self, first, second="all", *others, scale=None, **more):'
+    assert fold.code == short
+    assert lines_in_view(TYPED) == len(TYPED.split("\n")) - 7
+    (summary,) = re.findall("(?s)<summary>(.*?)</summary>", folded(html_of(TYPED)))
+    assert text_of(summary) == f"{short}  types"
+    assert folds_of("def f(a: int, b: int) -> int:\n    return a\n") == []
+
+
+def test_a_long_signature_is_broken_and_one_without_types_is_left():
+    names = [f"argument_{letter}" for letter in "abcdefgh"]
+    typed = "".join(f"    {name}: int,\n" for name in names)
+    (fold,) = folds_of(f"def f(\n{typed}):\n    pass\n")
+    first, second = ", ".join(names[:6]), ", ".join(names[6:])
+    assert fold.code == f"def f(\n    {first},\n    {second}\n):"
+    assert folds_of(f"def f(\n{typed.replace(': int', '')}):\n    pass\n") == []
+
+
 def test_one_line_is_one_line():
     (fold,) = folds_of('def f():\n    """F.\n\n    Source: chapter 2.\n    """\n')
     assert fold.line == "1 line: source"
@@ -114,7 +149,7 @@ def test_no_line_of_a_listing_is_lost(chapter):
     for cell in chapter.code_cells:
         if cell.module:
             source = cell.source.partition("\n")[2].strip("\n") + "\n"
-            html = re.sub("<summary>.*?</summary>", "", folded(html_of(source)))
+            html = re.sub("(?s)<summary>.*?</summary>", "", folded(html_of(source)))
             assert text_of(html) == source, chapter.where(cell)
 
 

@@ -1,14 +1,17 @@
-"""What of a listing that stands open is folded on the page: imports, parts of docstrings.
+"""What of a listing that stands open is folded: imports, types, parts of docstrings.
 
 The first paragraph of a docstring stays in view; the rest, its details and its sections,
 `Args:` and the others of SECTIONS, is one line, so that the code is not far from the name
-of the class. The line of the imports names those of the package itself.
+of the class. The line of the imports names those of the package itself. A signature of
+several lines is shown without its types.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
@@ -22,7 +25,9 @@ SECTIONS = {
 }
 SECTION = re.compile(rf"\s*({'|'.join(SECTIONS)}):(?: |$)")
 IMPORTS = ast.Import | ast.ImportFrom
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+DOCUMENTED = ast.Module | ast.ClassDef | FUNCTIONS
+WIDEST = 80  # of a short signature, beside which there is a word
 
 
 @dataclass
@@ -32,8 +37,9 @@ class Fold:
     start: int  # the first one, counted from 0
     end: int  # behind the last one
     indent: int
-    line: str  # what stands in their place
+    line: str  # what stands in their place, in words
     ends: str = ""  # and behind it: the quotes that end a docstring
+    code: str = ""  # and before it: a signature without its types
 
 
 def folds_of(source: str) -> list[Fold]:
@@ -46,6 +52,7 @@ def folds_of(source: str) -> list[Fold]:
     nodes = [n for n in ast.walk(tree) if isinstance(n, DOCUMENTED)]
     documented = [n.body[0] for n in nodes if ast.get_docstring(n, clean=False)]
     found = [fold_of(lines, said.lineno - 1, said.end_lineno) for said in documented]
+    found += [fold_of_types(lines, n) for n in nodes if isinstance(n, FUNCTIONS)]
     found.append(fold_of_imports(lines, tree))
     return sorted(filter(None, found), key=lambda fold: fold.start)
 
@@ -61,6 +68,39 @@ def fold_of_imports(lines: list[str], tree: ast.Module) -> Fold | None:
     ours = [n for n in imports if (getattr(n, "module", "") or "").startswith("attnlib")]
     names = ", ".join(alias.name for n in ours for alias in n.names)
     return Fold(start, end, 0, f"{count} lines: imports{names and '; of attnlib '}{names}")
+
+
+def fold_of_types(lines: list[str], node: ast.FunctionDef) -> Fold | None:
+    """The fold of a signature of several lines, if it has types and is shorter without."""
+    start, end = node.lineno - 1, node.body[0].lineno - 1
+    while end > start and not lines[end - 1].rstrip().endswith(":"):
+        end -= 1  # comments above the body
+    indent = len(lines[start]) - len(lines[start].lstrip())
+    short = short_signature(lines[start].split("(")[0], node.args)
+    if end - start <= short.count("\n") + 1 or not any(types_of(node.args)):
+        return None
+    return Fold(start, end, indent, "types", code=short)
+
+
+def types_of(arguments: ast.arguments) -> Iterator[ast.expr | None]:
+    """The type of each argument."""
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg):
+            yield argument.annotation
+
+
+def short_signature(opening: str, arguments: ast.arguments) -> str:
+    """`def name(a, b=1):`, its arguments on lines of their own if one is too short."""
+    bare = copy.deepcopy(arguments)
+    for argument in ast.walk(bare):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    inside = ast.unparse(bare).replace("'", '"')
+    line, indent = f"{opening}({inside}):", re.match(" *", opening)[0]
+    if len(line) <= WIDEST:
+        return line
+    within = textwrap.indent(textwrap.fill(inside, WIDEST - len(indent)), f"{indent}    ")
+    return f"{opening}(\n{within}\n{indent}):"
 
 
 def fold_of(lines: list[str], first: int, end: int) -> Fold | None:
@@ -87,5 +127,5 @@ def sections_of(lines: list[str], first: int, end: int) -> Iterator[tuple[int, s
 
 def lines_in_view(source: str) -> int:
     """How many lines of a listing a reader sees before any fold is opened."""
-    folds = folds_of(source)
-    return len(source.split("\n")) - sum(fold.end - fold.start - 1 for fold in folds)
+    shown = sum(f.start - f.end + f.code.count("\n") + 1 for f in folds_of(source))
+    return len(source.split("\n")) + shown

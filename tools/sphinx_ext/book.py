@@ -1,7 +1,7 @@
 """What the book needs of Sphinx beyond Jupyter Book.
 
 - A cell whose first line is ``# attnlib/<module>.py`` is shown as a listing of the
-  package, with its file name as the caption.
+  package, with its file name as the caption, and the class of which it has more methods.
 - Every code cell can be linked to: ``{ref}`text <cell-01-cell-id>```, where 01 is the
   number of the chapter and ``cell-id`` the id of the cell in the notebook, or the name of
   what a listing defines.
@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -56,6 +57,8 @@ def shape_cell(app: Sphinx, shown: nodes.container, cell: Cell) -> None:
             shown["classes"].append("package-listing")
             caption = nodes.paragraph("", "", nodes.literal(title, title))
             caption["classes"].append("package-caption")
+            if more := re.match(r"class (\w+)\(\1\):\n", code):
+                caption += nodes.inline("", f"more of {more[1]}")
             if "hide_mode" not in shown:  # else the line that opens it says so
                 listing.parent.insert(0, caption)
         elif cell.exercise:

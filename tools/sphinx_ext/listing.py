@@ -1,8 +1,8 @@
-"""Folds imports and the sections of docstrings in a listing that stands open.
+"""Folds imports, types and the sections of docstrings in a listing that stands open.
 
 The folded lines stand in a ``<details>`` within the code, which needs no script; its
-``<summary>`` ends as a docstring does. Copying leaves the summary out
-(``copybutton_exclude`` in ``_config.yml``).
+``<summary>`` ends as a docstring does, or begins as the function does. Copying leaves the
+summary out (``copybutton_exclude`` in ``_config.yml``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import re
 from html import escape, unescape
 from typing import Any
 
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 from sphinx.application import Sphinx
 
 from bookkit.folds import Fold, folds_of
@@ -34,7 +37,11 @@ def folded(html: str) -> str:
 
 def summary(fold: Fold) -> str:
     """The line in place of a fold: what is in it, and how it ends, while it is closed."""
-    said = f'{" " * fold.indent}<span class="what">{escape(fold.line)}</span>'
+    said = f'<span class="what">{escape(fold.line)}</span>'
+    if fold.code:
+        code = highlight(fold.code, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+        return f'<summary><span class="short">{code.rstrip()}  </span>{said}</summary>'
+    said = " " * fold.indent + said
     ends = f' <span class="sd">{escape(fold.ends)}</span>' if fold.ends else ""
     return f"<summary>{said}{ends}</summary>"
 
@@ -42,7 +49,7 @@ def summary(fold: Fold) -> str:
 def fold_listings(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Fold the imports and docstrings of a page's open listings."""
+    """Fold imports, types and docstrings of a page's open listings."""
     body = context.get("body", "")
     context["body"] = OPEN.sub(lambda match: match[1] + folded(match[2]), body)
 

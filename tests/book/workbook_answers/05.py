@@ -30,8 +30,7 @@ class MultiHeadAttention:
         q, k, v = (split_heads(p(x), n) for (p, x), n in zip(pairs, counts, strict=True))
         if parts or self.rotary is not None:
             q, k, v, mask = place_heads(self, q, k, v, mask, key is query, **parts)
-        shared = self.num_kv_heads < self.num_heads
-        options = {"need_weights": need_weights, "enable_gqa": shared}
+        options = {"need_weights": need_weights, "enable_gqa": True}
         mixed, weights = self.attention(q, k, v, mask, **options)
         if torch.is_tensor(weights):
             weights = [weights[..., h, :, :] for h in range(self.num_heads)]

@@ -28,8 +28,8 @@ def padded_places(padding, start, end):
 # logits.keep_top_p
 def keep_top_p(logits, mass):
     chance = logits.softmax(dim=-1)
-    ahead = chance[..., None, :] > chance[..., None]  # before each; of a tie, the last first
-    later = torch.ones_like(ahead).triu(diagonal=1)
+    ahead = chance[..., None, :] > chance[..., None]  # comes before each
+    later = torch.ones_like(ahead).triu(diagonal=1)  # of a tie, the last comes first
     ahead = ahead | ((chance[..., None, :] == chance[..., None]) & later)
     before = (ahead * chance[..., None, :]).sum(dim=-1)
     return logits.masked_fill((before >= mass) & (mass < 1), float("-inf"))
