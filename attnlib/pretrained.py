@@ -202,6 +202,10 @@ class Tensors(Mapping[str, Tensor]):
         """Their names, file by file."""
         return iter(self.files)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is one of that name; nothing is read."""
+        return name in self.files
+
     def __getitem__(self, name: str) -> Tensor:
         """Reads one tensor. Its memory is the file's: copy what you want to keep.
 

@@ -1,5 +1,6 @@
 """Files of the form GGUF: written by its own library, judged by transformers' reading."""
 
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from attnlib import Llama
-from attnlib.gguf import chat_words, gguf_tokenizer, in_halves, read_gguf
+from attnlib.gguf import BlockTensors, chat_words, gguf_tokenizer, in_halves, read_gguf
+from attnlib.pretrained import Tensors
 from drawn import close
 from test_llama import ids_of, theirs
 
@@ -94,6 +96,22 @@ def test_logits_are_those_of_the_model_that_was_written(name, tmp_path):
     ours = Llama.from_pretrained(write(model, tmp_path / "m.gguf"))
     ids = ids_of(2, 17)
     close(ours(ids), model(ids).logits, atol=1e-5)
+
+
+@pytest.mark.usefixtures("as_shipped")
+def test_each_tensor_is_read_once(tmp_path, monkeypatch):
+    """To ask whether a tensor is there reads nothing."""
+    model, reads = theirs("Llama"), Counter()
+    model.save_pretrained(tmp_path)
+    for kind in (Tensors, BlockTensors):
+        read = kind.__getitem__
+        monkeypatch.setattr(
+            kind, "__getitem__", lambda s, name, r=read: reads.update([name]) or r(s, name)
+        )
+    for path in (write(model, tmp_path / "m.gguf"), tmp_path):
+        reads.clear()
+        Llama.from_pretrained(path)
+        assert reads == dict.fromkeys(model.state_dict(), 1)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
